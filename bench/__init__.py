@@ -1,6 +1,7 @@
-"""What Thinwire costs: ratios to what the machine can do, and to other systems.
+"""Benchmarks of Thinwire: its costs as ratios to the machine's limits and to other systems.
 
-``python -m bench`` runs the parts, one module for each; a part yields rows of work against a limit
-(`bench.table`), which are written to bench/results as a dated page. `bench.peers` trains the same
-model by other systems on the same links. Nothing that ships imports this package.
+``python -m bench`` runs the parts. One module measures each part and returns rows that compare work
+with a limit (`bench.table`); the rows are written to bench/results as a dated page. `bench.peers`
+trains the same model with other systems on the same links. The shipped packages do not import this
+package.
 """

@@ -1,7 +1,8 @@
-"""Counts lines of code, comments and docstrings: ``python -m bench.code_lines [FOLDER ...]``.
+"""Count lines of code, comments and docstrings: ``python -m bench.code_lines [FOLDER ...]``.
 
 A line of code holds a token that is neither a comment nor part of a docstring. Blank lines and
-generated files do not count. The layout is ruff's with 100 columns, so counts are comparable.
+generated files do not count. All files are formatted by ruff with 100 columns, so that counts are
+comparable.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import sys
 import tokenize
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-#: Folders of the product; `thinwire` holds links to the others, which are not followed.
+#: Folders of the product. `thinwire` contains symbolic links to the other folders; links are not
+#: followed, so that no file is counted twice.
 PRODUCT = ("thinwire", "ops", "ps", "worker", "supervisor", "proto", "data", "main.py")
 _NO_CODE = (
     tokenize.COMMENT,
@@ -28,7 +30,7 @@ _NO_CODE = (
 
 
 def count(text: str) -> tuple[int, int, int]:
-    """Return the numbers of lines of code, of comments and of docstrings of a file."""
+    """Return a file's numbers of (code lines, comment lines, docstring lines)."""
     docstrings = _docstring_lines(ast.parse(text))
     code, comments = set(), set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -41,7 +43,7 @@ def count(text: str) -> tuple[int, int, int]:
 
 
 def _docstring_lines(tree: ast.Module) -> set[int]:
-    """Return the lines of strings that stand alone as statements."""
+    """Return the line numbers of all strings that are statements, such as docstrings."""
     return {
         line
         for node in ast.walk(tree)
@@ -53,7 +55,7 @@ def _docstring_lines(tree: ast.Module) -> set[int]:
 
 
 def files_of(path: pathlib.Path) -> list[pathlib.Path]:
-    """Return the Python files of a folder without links and generated files."""
+    """Return the Python files of a folder, except links and generated files."""
     if path.is_file():
         return [path]
     return sorted(
@@ -64,7 +66,7 @@ def files_of(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def main() -> int:
-    """Print one line for each folder, and the sum."""
+    """Print one line for each folder, and a line with the total."""
     parser = argparse.ArgumentParser(prog="python -m bench.code_lines", description=__doc__)
     parser.add_argument("folders", nargs="*", default=PRODUCT, help="folders or files to count")
     total = (0, 0, 0, 0)

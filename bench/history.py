@@ -1,8 +1,9 @@
-"""What every row of the dated tables was over time: ``python -m bench.history``.
+"""Write the history of every row of the dated tables: ``python -m bench.history``.
 
-Reads the CSV files of bench/results that `python -m bench` has written, whole (`DATE-bench.csv`) or
-of single parts (`DATE-bench-PART.csv`), and writes bench/results/index.md: a line for each row, a
-column for each date, with the ratio to the limit. `python -m bench` writes it anew at its end.
+This module reads the CSV files of bench/results that `python -m bench` wrote: whole tables
+(`DATE-bench.csv`) and tables of single parts (`DATE-bench-PART.csv`). It writes
+bench/results/index.md with a line for each row and a column for each date; the cells are ratios to
+the limit. `python -m bench` rewrites index.md at its end.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ _MISSED = "NO: falls short"
 
 @dataclasses.dataclass(frozen=True)
 class DatedTable:
-    """One file: where a column of the history comes from."""
+    """Contents of one dated CSV file, which is one column of the history."""
 
     date: str
     stem: str
-    lines: tuple[tuple[str, ...], ...]  # part, then the cells of `Row.HEAD`
+    lines: tuple[tuple[str, ...], ...]  # each: the part, then the cells of `Row.HEAD`
 
 
 def read(folder: pathlib.Path) -> list[DatedTable]:
-    """Return the tables of a folder that have rows of `Row`, in order of date and name."""
-    found = []
+    """Return a folder's tables of `Row` cells, sorted by date and name."""
+    tables = []
     for path in sorted(folder.glob("*.csv")):
         match = _DATED.fullmatch(path.name)
         if match is None:
@@ -42,15 +43,17 @@ def read(folder: pathlib.Path) -> list[DatedTable]:
         with path.open(newline="") as file:
             head, *lines = [tuple(line) for line in csv.reader(file)] or [()]
         if head == ("part", *Row.HEAD):
-            found.append(DatedTable(match[1], match[2], tuple(lines)))
-    return found
+            tables.append(DatedTable(match[1], match[2], tuple(lines)))
+    return tables
 
 
 def index(tables: Sequence[DatedTable]) -> str:
-    """Return the history as Markdown: of every row the ratio on each date."""
+    """Return the history as Markdown: every row's ratio on each date."""
     dates = sorted({table.date for table in tables})
     rows: dict[tuple[str, str], dict[str, Sequence[str]]] = {}
-    for table in tables:  # of one date, single parts come before a whole table, which counts
+    # Tables are sorted by date and stem: "bench-PART" comes before "bench", so that a row of the
+    # whole table replaces the same row of a single part from the same day.
+    for table in tables:
         for part, *cells in table.lines:
             rows.setdefault((part, cells[_WORK]), {})[table.date] = cells
     parts = list(dict.fromkeys(part for part, _ in rows))
@@ -62,8 +65,10 @@ def index(tables: Sequence[DatedTable]) -> str:
         lines.append((part, work, unit, *ratios, newest[_GOAL]))
     text = "# Every row over time\n\n"
     text += "Ratios to the limit or peer of the same run; `python -m bench.history` writes this\n"
-    text += "page from the dated CSV files beside it. **Bold** ones fell short of their goal.\n"
-    text += "Machine, versions and load of each date are in its own table.\n\n"
+    text += (
+        "page from the dated CSV files in this folder. **Bold** ratios fell short of their goal.\n"
+    )
+    text += "The table of each date states the machine, the versions and the load.\n\n"
     return text + origin.markdown(lines)
 
 
@@ -74,7 +79,7 @@ def _ratio(cells: Sequence[str] | None) -> str:
 
 
 def write(folder: pathlib.Path | None = None) -> pathlib.Path:
-    """Write the history of a folder's tables into it; return its path."""
+    """Write the history of a folder's tables to index.md in that folder; return the file's path."""
     folder = folder or origin.RESULTS
     path = folder / INDEX
     path.write_text(index(read(folder)))
@@ -82,8 +87,8 @@ def write(folder: pathlib.Path | None = None) -> pathlib.Path:
 
 
 def main(arguments: Iterable[str] = ()) -> None:
-    """Write the history of a folder, `machine.RESULTS` unless another is given."""
-    folders = [pathlib.Path(each) for each in arguments] or [origin.RESULTS]
+    """Write the history of each folder in `arguments`; of `origin.RESULTS` if it is empty."""
+    folders = [pathlib.Path(argument) for argument in arguments] or [origin.RESULTS]
     for folder in folders:
         sys.stdout.write(f"written: {write(folder)}\n")
 

@@ -1,4 +1,4 @@
-"""Where a result comes from, as each page of results states it, and where it is written."""
+"""Facts about the machine and the code behind a result, and the writer of result files."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
 _PACKAGES = ("tensorflow-cpu", "tensorflow", "keras", "grpcio", "protobuf", "numpy")
-#: A machine with more work than this for each core gives no figures to rely on.
+#: Maximum load average per core before a run; a busier machine gives no reliable figures.
 _BUSY_SHARE = 0.25
 _SOURCES = (".", ":!bench/results")
 
 
 def facts(packages: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return machine, versions, commit and load, to be called before anything is measured.
+    """Return the machine, versions, commit and load. Call it before the measurement starts.
 
     Args:
-        packages: Versions of others' packages to list beside ours.
+        packages: Name -> version of further packages to list, such as the peers' packages.
     """
-    own = {name: version for name in _PACKAGES if (version := _version(name))}
+    versions = {name: version for name in _PACKAGES if (version := _version(name))}
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cores": os.cpu_count(),
@@ -33,7 +33,7 @@ def facts(packages: Mapping[str, str] | None = None) -> dict[str, Any]:
         "memory_gib": _memory_gib(),
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
         "congestion_control": _read("/proc/sys/net/ipv4/tcp_congestion_control"),
-        "versions": {**own, **(packages or {})},
+        "versions": {**versions, **(packages or {})},
         **_commit(),
         "load_before": round(os.getloadavg()[0], 2),
     }
@@ -44,7 +44,7 @@ def describe(found: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     load = f"load before the start: {found['load_before']}"
     if found["load_before"] > _BUSY_SHARE * (found["cores"] or 1):
-        load += " (**the machine was not quiet: these figures are no measurement**)"
+        load += " (**the machine was busy: these figures are no measurement**)"
     return "\n".join(
         [
             f"- {found['date']}, commit {commit(found)}",
@@ -57,16 +57,22 @@ def describe(found: Mapping[str, Any]) -> str:
 
 
 def commit(found: Mapping[str, Any]) -> str:
-    """Return the commit among the facts, and whether the files were quite those."""
+    """Return the commit, marked if the working tree has uncommitted changes."""
     return str(found["commit"]) + (" with uncommitted changes" if found["dirty"] else "")
 
 
 def write(
     stem: str, found: Mapping[str, Any], tables: Mapping[str, str], folder: Path | None = None
 ) -> list[Path]:
-    """Write tables to DATE-STEM.SUFFIX in a folder, by suffix; return the paths.
+    """Write each table to the file DATE-STEM.SUFFIX; return the paths.
 
-    A result of the same day and name is overwritten. The folder is `RESULTS` by default.
+    An existing file is overwritten.
+
+    Args:
+        stem: Name of the result.
+        found: Facts from `facts`, which give the date.
+        tables: Suffix of a file -> text of the file.
+        folder: Folder to write to; None means `RESULTS`.
     """
     folder = folder or RESULTS
     folder.mkdir(exist_ok=True)
@@ -79,7 +85,7 @@ def write(
 
 
 def markdown(cells: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table; the first row is its head."""
+    """Return a Markdown table; the first row of `cells` is the table's head."""
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
     return "\n".join([lines[0], "|" + "---|" * len(cells[0]), *lines[1:]]) + "\n"
 
@@ -98,7 +104,7 @@ def _commit() -> dict[str, Any]:
             "commit": head,
             "dirty": bool(_git("status", "--porcelain", "--", *_SOURCES).strip()),
         }
-    except (OSError, subprocess.CalledProcessError):  # an archive without its history
+    except (OSError, subprocess.CalledProcessError):  # no git, or an archive without a repository
         return {"commit": "unknown", "dirty": False}
 
 

@@ -1,4 +1,4 @@
-"""What every bench file hands back: rows of work against a limit, and the table they print as."""
+"""Result rows of benchmarks, which compare work with a limit, and the table of these rows."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import ClassVar, Literal
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One piece of work, measured beside its limit or peer in the same run."""
+    """A measurement of one piece of work and of its limit or peer in the same run."""
 
     HEAD: ClassVar = ("work", "ours", "limit", "unit", "ratio", "spread", "goal", "met", "note")
 
     work: str
-    value: float  # ours
-    unit: str  # of value and limit
-    limit: float  # the limit's or peer's
-    ratio: float  # in the sense that `goal` is stated in
-    goal: float | None  # for the ratio; None: printed for comparison
-    better: Literal["lower", "higher"]  # which way the ratio should go
+    value: float  # Thinwire's figure
+    unit: str  # unit of `value` and `limit`
+    limit: float  # figure of the limit or the peer
+    ratio: float  # value / limit, or limit / value if `goal` is stated for that ratio
+    goal: float | None  # bound of the ratio; None if the row is for comparison only
+    better: Literal["lower", "higher"]  # "lower" if the goal is an upper bound of the ratio
     note: str = ""
-    spread: str = ""  # of repeated measurements, where they were kept
+    spread: str = ""  # range of the ratio over repetitions; empty if they are unknown
 
     @property
     def met(self) -> bool | None:
-        """Whether the ratio reaches the goal; None without one."""
+        """True if the ratio reaches the goal; None if the row has no goal."""
         if self.goal is None:
             return None
         return self.ratio <= self.goal if self.better == "lower" else self.ratio >= self.goal
 
     def cells(self) -> tuple[str, ...]:
-        """Return what the table shows, under `HEAD`."""
+        """Return the row's cells as text, in the order of `HEAD`."""
         sign = "<=" if self.better == "lower" else ">="
         return (
             self.work,
@@ -49,40 +49,40 @@ class Row:
 
 
 def spread(ratios: Iterable[float]) -> str:
-    """Return the range of a row's ratio over its repetitions."""
-    found = sorted(ratios)
-    return f"{found[0]:.2f} to {found[-1]:.2f}" if len(found) > 1 else ""
+    """Return the smallest and largest ratio as text; empty if there is only one ratio."""
+    ordered = sorted(ratios)
+    return f"{ordered[0]:.2f} to {ordered[-1]:.2f}" if len(ordered) > 1 else ""
 
 
 def quartiles(ratios: Iterable[float]) -> str:
-    """Return the middle half of a row's ratio over many repetitions."""
+    """Return the first and third quartile of the ratios as text."""
     low, _, high = statistics.quantiles(ratios, n=4)
     return f"{low:.2f} to {high:.2f}"
 
 
 def times(functions: Sequence[Callable[[], object]], repeats: int) -> list[list[float]]:
-    """Call the functions in turn (A B A B ...), so that a disturbance hits all.
+    """Call the functions alternately (A B A B ...), so that a disturbance affects all of them.
 
     Args:
-        functions: The contenders; each is called once more beforehand, not counted.
-        repeats: Counted calls of each.
+        functions: Functions to compare; each function is first called once without being counted.
+        repeats: Number of counted calls of each function.
 
     Returns:
-        Seconds of every call, a list for each function.
+        Seconds of every call, one list for each function.
     """
     for function in functions:
         function()
     seconds: list[list[float]] = [[] for _ in functions]
     for _ in range(repeats):
-        for function, own in zip(functions, seconds, strict=True):
+        for function, durations in zip(functions, seconds, strict=True):
             start = time.perf_counter()
             function()
-            own.append(time.perf_counter() - start)
+            durations.append(time.perf_counter() - start)
     return seconds
 
 
 def render(rows: Iterable[Row]) -> str:
-    """Return the rows as one aligned table."""
+    """Return the rows as one aligned text table."""
     cells = [Row.HEAD, *(row.cells() for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     right_aligned = (1, 2, 4)

@@ -1,8 +1,10 @@
-"""A convolutional network on Fashion-MNIST, its rate set by a callback: alone with
+"""Train a convolutional network on Fashion-MNIST; a callback sets the learning rate.
+
+In one process, without Thinwire's servers:
 
 python examples/convnet.py
 
-and on two workers with
+On two workers:
 
 thinwire run --nb_workers=2 --method=dgs examples/convnet.py
 """
@@ -17,7 +19,7 @@ from thinwire.data.registry import load
 
 
 def build_model():
-    """Return the network."""
+    """Return the uncompiled convolutional network for images [28, 28, 1] and 10 classes."""
     return keras.Sequential(
         [
             keras.Input((28, 28, 1)),
@@ -48,7 +50,8 @@ def main():
     )
     model = thinwire.distribute(model)
     decay = keras.callbacks.LearningRateScheduler(
-        lambda epoch: 0.03 * (1 - epoch / options.epochs) ** 2  # nearly 0 in the last epoch
+        # Quadratic decay from 0.03 to almost 0 in the last epoch.
+        lambda epoch: 0.03 * (1 - epoch / options.epochs) ** 2
     )
     model.fit(
         data.train_images,

@@ -1,8 +1,12 @@
-"""Forecasts with a GRU; callbacks stop it, lower its rate and keep the best. Alone with
+"""Forecast a time series with a GRU and the usual Keras callbacks.
+
+The callbacks lower the learning rate, stop the training early and save the best model.
+
+In one process, without Thinwire's servers:
 
 python examples/forecasting.py
 
-and on two workers with
+On two workers:
 
 thinwire run --nb_workers=2 --method=bsp examples/forecasting.py
 """
@@ -32,7 +36,10 @@ series = ((temperature - temperature.mean()) / temperature.std()).astype("float3
 
 
 def windows(values, shuffle=False):
-    """Return a data set of windows [batch, WINDOW, 1] and what follows 3 hours after each."""
+    """Return a data set of input windows [batch, WINDOW, 1] and targets [batch].
+
+    A window's target is the value 3 hours after the window's last value.
+    """
     return keras.utils.timeseries_dataset_from_array(
         values[: -WINDOW - 2, None],
         values[WINDOW + 2 :],

@@ -1,8 +1,10 @@
-"""A GAN that draws trousers, with an optimizer for each of its networks. Alone with
+"""Train a GAN that draws trousers; its two networks have one optimizer each.
+
+In one process, without Thinwire's servers:
 
 python examples/gan.py
 
-and on two workers with
+On two workers:
 
 thinwire run --nb_workers=2 --method=bsp examples/gan.py
 """
@@ -31,7 +33,7 @@ real = real.reshape(-1, 14, 2, 14, 2).mean(axis=(2, 4))  # [n, 14, 14], half the
 
 
 class GAN(keras.Model):
-    """Two networks, of which the one imitates and the other finds imitations."""
+    """A generator that imitates images and a discriminator that detects imitations."""
 
     def __init__(self, discriminator, generator):
         super().__init__(name="gan")
@@ -54,16 +56,16 @@ class GAN(keras.Model):
 
     def train_step(self, data):
         number = tf.shape(data)[0]
-        both = tf.concat([self.imitate(number), data], axis=0)
+        images = tf.concat([self.imitate(number), data], axis=0)
         labels = tf.concat([tf.ones((number, 1)), 0.1 * tf.ones((number, 1))], axis=0)
         with tf.GradientTape() as tape:
-            d_loss = self.loss_fn(labels, self.discriminator(both))
+            d_loss = self.loss_fn(labels, self.discriminator(images))
         weights = self.discriminator.trainable_weights
         self.d_optimizer.apply(tape.gradient(d_loss, weights), weights)
 
         with tf.GradientTape() as tape:
-            found = self.discriminator(self.imitate(number))
-            g_loss = self.loss_fn(tf.zeros((number, 1)), found)
+            scores = self.discriminator(self.imitate(number))
+            g_loss = self.loss_fn(tf.zeros((number, 1)), scores)
         weights = self.generator.trainable_weights
         self.g_optimizer.apply(tape.gradient(g_loss, weights), weights)
 
@@ -103,6 +105,6 @@ model.compile(
 model = thinwire.distribute(model)
 model.fit(real, batch_size=32, epochs=options.epochs, verbose=2)
 
-made = generator.predict(np.random.default_rng(1).normal(size=(1000, NOISE)), verbose=0)
-error = np.mean((made.mean(axis=0) - real.mean(axis=0)) ** 2)
+drawings = generator.predict(np.random.default_rng(1).normal(size=(1000, NOISE)), verbose=0)
+error = np.mean((drawings.mean(axis=0) - real.mean(axis=0)) ** 2)
 print(json.dumps({"metric": "likeness", "value": float(1 - error / real.mean(axis=0).var())}))

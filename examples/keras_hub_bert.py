@@ -1,13 +1,15 @@
-"""A BERT of KerasHub from its configuration, without downloads. Alone with
+"""Train a small KerasHub BERT classifier from its configuration, without downloads.
+
+In one process, without Thinwire's servers:
 
 python examples/keras_hub_bert.py
 
-and on two workers with
+On two workers:
 
 thinwire run --nb_workers=2 --method=dgs examples/keras_hub_bert.py
 
-KerasHub needs the full TensorFlow, which cannot stand beside tensorflow-cpu in one environment.
-So it gets one of its own; the package itself brings no TensorFlow and fits either:
+KerasHub needs the package tensorflow, which conflicts with tensorflow-cpu in one environment.
+Install KerasHub and Thinwire in a separate environment; Thinwire works with either package:
 
 python3 -m venv runs/keras-hub
 runs/keras-hub/bin/pip install keras-hub tensorflow .
@@ -44,7 +46,7 @@ x = {
 
 
 def rows(which):
-    """Return some rows of every input, and their labels."""
+    """Return the selected rows of every input, and the labels of these rows."""
     return {name: column[which] for name, column in x.items()}, y[which]
 
 

@@ -1,8 +1,10 @@
-"""A small language model on the sources of Python's standard library, byte by byte. Alone with
+"""Train a small byte-level language model on the sources of Python's standard library.
+
+In one process, without Thinwire's servers:
 
 python examples/language_model.py
 
-and on two workers with 16 steps of AdamW between two exchanges, over links of 10 Mbit/s, with
+On two workers that take 16 AdamW steps between two exchanges, over links of 10 Mbit/s:
 
 thinwire run --nb_workers=2 --method=diloco --local_steps=16 --link_mbps=10 \
     examples/language_model.py
@@ -22,9 +24,11 @@ import thinwire
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--seed", type=int, default=1)
-parser.add_argument("--sequences", type=int, default=9_600, help="to train on")
+parser.add_argument("--sequences", type=int, default=9_600, help="number of training sequences")
 parser.add_argument("--epochs", type=int, default=1)
-parser.add_argument("--width", type=int, default=128, help="128: 867,328 parameters")
+parser.add_argument(
+    "--width", type=int, default=128, help="width of the model; 128 gives 867,328 parameters"
+)
 parser.add_argument("--blocks", type=int, default=4)
 options = parser.parse_args()
 keras.utils.set_random_seed(options.seed)
@@ -55,7 +59,8 @@ for number in range(1, options.blocks + 1):
 hidden = layers.LayerNormalization(name="norm")(hidden)
 model = keras.Model(tokens, layers.Dense(VOCABULARY, name="logits")(hidden), name="decoder")
 
-steps = options.epochs * -(-len(x_train) // BATCH_SIZE)  # of the script alone
+# The schedule covers all batches of the run, as if one process trained all of them.
+steps = options.epochs * -(-len(x_train) // BATCH_SIZE)
 rate = keras.optimizers.schedules.CosineDecay(
     0.0, steps - steps // 20, alpha=0.1, warmup_target=2e-3, warmup_steps=steps // 20
 )

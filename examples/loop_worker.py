@@ -1,4 +1,7 @@
-"""A training loop of one's own as a worker: python examples/loop_worker.py FLAGS"""
+"""Run a custom training loop as a worker of examples/server.py.
+
+python examples/loop_worker.py FLAGS
+"""
 
 import sys
 

@@ -1,13 +1,16 @@
-"""Fine-tuning by Keras' own Dense.enable_lora, where only the adapters travel. Alone with
+"""Fine-tune a model with Keras' Dense.enable_lora; workers exchange only the adapters.
+
+In one process, without Thinwire's servers:
 
 python examples/lora.py
 
-and on two workers with
+On two workers:
 
 thinwire run --nb_workers=2 --method=bsp examples/lora.py
 
-Of 280,230 weights 10,908 are trained, so an exchange is a 25th of the model's size. Frozen
-weights never travel: every worker has them from the same file, or trains them alike, as here.
+The script trains 10,908 of the model's 280,230 weights, so an exchange is a 25th of the model's
+size. Thinwire never sends frozen weights. Every worker must therefore have the same frozen weights:
+from a file, or from the same deterministic pretraining, as in this script.
 """
 
 import argparse
@@ -36,11 +39,11 @@ dense = [
 model = keras.Sequential([keras.Input((28, 28, 1)), keras.layers.Flatten(), *dense], name="lora")
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-# In the place of keras.models.load_model: a model that knows Fashion-MNIST's pictures upright.
+# Pretrain on upright images. A real script would call keras.models.load_model instead.
 model.compile("adam", loss)
 model.fit(data.train_images, data.train_labels, batch_size=64, epochs=2, verbose=0)
 
-# Now they lie on their side.
+# Fine-tune the adapters on images that are turned on their side.
 for layer in dense:
     layer.enable_lora(6)
     layer.bias.trainable = False

@@ -1,4 +1,7 @@
-"""Your own model and data: thinwire cluster --model=examples/own_model.py"""
+"""Define your own model and data for the command line.
+
+thinwire cluster --model=examples/own_model.py
+"""
 
 import keras
 import numpy as np
@@ -7,7 +10,7 @@ from thinwire import W_global
 
 
 def build_model():
-    """Return the model; its outputs are logits, or compile it with a loss of your own."""
+    """Return the model. An uncompiled model must output logits; else compile it with a loss."""
     model = keras.Sequential(
         [
             keras.Input((8, 8, 1)),
@@ -17,12 +20,13 @@ def build_model():
         ],
         name="own_model",
     )
-    W_global.extend(model.trainable_variables)  # what is not listed here stays local
+    # Only the variables in W_global are shared; all other variables stay local to a worker.
+    W_global.extend(model.trainable_variables)
     return model
 
 
 def load_data():
-    """Return four kinds of noisy stripes as ((x_train, y_train), (x_test, y_test))."""
+    """Return noisy stripes of four classes as ((x_train, y_train), (x_test, y_test))."""
     rng = np.random.default_rng(1)
     y = rng.integers(4, size=2500)
     patterns = np.sin(np.arange(8) * np.arange(1, 5)[:, None])[:, :, None, None]

@@ -1,4 +1,4 @@
-"""The server of loop_worker.py, in a script of its own:
+"""Run the parameter server that the workers of loop_worker.py connect to.
 
 python examples/server.py --nb_workers=2 --method=dgs --learning_rate=0.03 --epochs=10
 """

@@ -1,4 +1,10 @@
-"""A table as a dict of columns, of numbers and of words: python examples/tabular.py, or
+"""Train on a table: a dict of numeric columns and one categorical column.
+
+In one process, without Thinwire's servers:
+
+python examples/tabular.py
+
+On two workers:
 
 thinwire run --nb_workers=2 --method=bsp examples/tabular.py
 """
@@ -17,7 +23,8 @@ parser.add_argument("--epochs", type=int, default=12)
 options = parser.parse_args()
 keras.utils.set_random_seed(options.seed)
 
-# Loans: who does not pay back? In a table of one's own: {name: frame[name].to_numpy()}.
+# Synthetic loans; the target is 1 if the borrower defaults. For a pandas DataFrame `frame`, build
+# the columns with {name: frame[name].to_numpy() for name in frame}.
 rng = np.random.default_rng(options.seed)
 ROWS = 10_000
 PURPOSES = np.array(["car", "kitchen", "school", "holiday", "debt"])
@@ -33,7 +40,7 @@ target = (risk + rng.logistic(0, 0.7, ROWS) > 0.8).astype("float32")
 
 
 def rows(which):
-    """Return some rows of each column, as [n, 1], and their targets."""
+    """Return the selected rows of each column as [n, 1], and their targets [n]."""
     return {name: column[which, None] for name, column in columns.items()}, target[which]
 
 

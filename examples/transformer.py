@@ -1,8 +1,10 @@
-"""A transformer with AdamW, warm-up and cosine decay. Alone with
+"""Train a transformer with AdamW, learning-rate warm-up and cosine decay.
+
+In one process, without Thinwire's servers:
 
 python examples/transformer.py
 
-and on two workers with
+On two workers:
 
 thinwire run --nb_workers=2 --method=dgs examples/transformer.py
 """
@@ -24,14 +26,14 @@ keras.utils.set_random_seed(options.seed)
 
 VOCABULARY, LENGTH, WIDTH, KINDS, BATCH_SIZE = 200, 20, 32, 6, 32
 rng = np.random.default_rng(options.seed)
-topics = rng.dirichlet(np.full(VOCABULARY, 0.4), size=KINDS)  # which words each kind uses
+topics = rng.dirichlet(np.full(VOCABULARY, 0.4), size=KINDS)  # word probabilities of each class
 y = rng.integers(KINDS, size=6000)
 x = np.stack([rng.choice(VOCABULARY, LENGTH, p=0.5 * topics[k] + 0.5 / VOCABULARY) for k in y])
 x_train, y_train, x_test, y_test = x[:4500], y[:4500], x[4500:], y[4500:]
 
 
 class Embeddings(layers.Layer):
-    """The sum of a token's embedding and its position's."""
+    """The sum of token embeddings and position embeddings."""
 
     def __init__(self):
         super().__init__(name="embeddings")
@@ -54,7 +56,8 @@ for number in (1, 2):
 hidden = layers.GlobalAveragePooling1D()(layers.LayerNormalization(name="norm")(hidden))
 model = keras.Model(inputs, layers.Dense(KINDS, name="logits")(hidden), name="transformer")
 
-steps = options.epochs * -(-len(x_train) // BATCH_SIZE)  # of the script alone
+# The schedule covers all batches of the run, as if one process trained all of them.
+steps = options.epochs * -(-len(x_train) // BATCH_SIZE)
 rate = keras.optimizers.schedules.CosineDecay(
     0.0, steps - steps // 10, warmup_target=2e-3, warmup_steps=steps // 10
 )

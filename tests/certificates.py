@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, a foreign one, and everybody's papers in one folder."""
+"""Certificates for tests: an authority, a foreign authority, and each node's files."""
 
 import pathlib
 
@@ -18,7 +18,7 @@ SUPERVISOR = PART_OF_SUPERVISOR
 
 
 class Papers:
-    """One authority's, and what it has issued."""
+    """One authority and the certificates that it has issued."""
 
     def __init__(self) -> None:
         self.issuer = certificates.authority(days=1)

@@ -1,4 +1,4 @@
-"""The command line of ``main.py`` without a process: flags parsed here, as they were afterwards."""
+"""Parses command lines of ``main.py`` in the test's process and restores the flags afterwards."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ def given(*arguments):
 
 
 def own_flags() -> dict[str, flags.Flag]:
-    """Return every flag of main.py by name; libraries' stand under the names of their modules."""
+    """Return every flag of main.py by name; a library's flag is named with its module."""
     with given() as values:
         topics = values.flags_by_module_dict().items()
         return {

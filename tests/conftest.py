@@ -1,4 +1,4 @@
-"""What holds for every test: quiet TensorFlow, no GPU, repeatable random examples."""
+"""Settings of every test: quiet TensorFlow, no GPU, repeatable hypothesis examples."""
 
 import gc
 import hashlib
@@ -12,7 +12,7 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-# Workers in threads wait within TensorFlow's steps, one of its threads each, for a PS beside them.
+# A worker in a thread blocks a TensorFlow thread in a step while it waits for a PS in this process.
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "16")
 
 # Shells start what runs in the background deaf to Ctrl-C, which tests send.
@@ -46,7 +46,7 @@ def _is_in_part(item: pytest.Item, digest: str) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no file that has none of the tests that were asked for, which takes 10 s."""
+    """Skip the import of files without a requested test; importing all files takes 10 s."""
     mark = config.option.markexpr.partition(" ")[0]
     if mark not in _BROUGHT_BY or collection_path.suffix != ".py":
         return None
@@ -91,7 +91,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # pytest may run without xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Let ``--dist loadfile`` give tests that start nodes one by one."""
+    """Let ``--dist loadfile`` distribute tests that start nodes one by one."""
     return schedule.Interleaved(config, log) if config.option.dist == "loadfile" else None
 
 
@@ -106,7 +106,7 @@ def pytest_runtest_teardown() -> Any:
 
 @pytest.fixture(autouse=True)
 def loudness():
-    """Undo what a test's command line does to absl's log level, which others read the log at."""
+    """Undo a test command line's change of absl's log level, which other tests depend on."""
     absl, root = logging.getLogger("absl"), logging.root.manager
     before = absl.level, root.disable
     yield

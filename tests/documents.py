@@ -1,7 +1,7 @@
 """README and docs/ as data: pages, headings, links, tables, and commands as bash reads them.
 
-A block of commands is run by bash with functions in the place of programs, which write down what
-they are called with; so quotes, loops, variables and continued lines are bash's own business.
+Bash runs each block of commands with functions instead of the programs. The functions record
+their arguments; so bash itself handles quotes, loops, variables and continued lines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from thinwire.cli.commands import ROLES, RUN, TOOLS
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-#: What stands for the token in files that only a reader has.
+#: Placeholder of the token in files that only a reader has.
 TOKEN = "a token of the reader's own"
 
 _SHELL = ("bash", "sh")
@@ -62,7 +62,7 @@ class CodeBlock:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """One command of a block, after bash has made words of it."""
+    """One command of a block, after bash has split the command into words."""
 
     block: CodeBlock
     program: str
@@ -71,7 +71,7 @@ class Command:
 
     @property
     def python_words(self) -> tuple[str, ...]:
-        """Words for Python: its own, or those of what a subcommand of `thinwire` stands for."""
+        """Arguments of the node's command, or of the command that a `thinwire` command starts."""
         if self.program != "thinwire":
             return self.words
         name, *rest = self.words
@@ -132,7 +132,7 @@ def prose(page: pathlib.Path) -> str:
 
 
 def anchors(page: pathlib.Path) -> set[str]:
-    """Return what a link's #part may name, spelled as GitHub does."""
+    """Return the anchors that a link's #part may name, spelled as GitHub does."""
     found: dict[str, int] = {}
     names = set()
     for heading in re.findall(r"(?m)^#+ (.*)$", prose(page)):

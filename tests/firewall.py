@@ -1,10 +1,10 @@
-"""A port of this machine that behaves as behind a firewall that drops what is sent to it."""
+"""A local port that drops packets like a port behind a firewall."""
 
 import contextlib
 import socket
 from collections.abc import Iterator
 
-#: More than the queue of a port that nobody accepts at; the system drops what is beyond.
+#: More connections than the listen queue holds; the system drops further connections.
 _NUM_FILLING = 8
 
 

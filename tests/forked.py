@@ -1,18 +1,18 @@
-"""Starts of Thinwire's programs that import nothing anew: forks of a process that has TensorFlow.
+"""Starts Thinwire's programs as forks of a process that has already imported TensorFlow.
 
 Importing TensorFlow and Keras takes 3 s of a core for each process, more than most tests train. The
-forking process runs no TensorFlow operation and has no thread of ours, so its fork is what
-``python main.py`` or ``python -P script.py`` is after its imports.
+forking process runs no TensorFlow operation and has no thread of Thinwire, so its fork is equal to
+``python main.py`` or ``python -P script.py`` after the imports.
 
-A program that starts others does so by `sys.executable`. In a fork that is `Forker.python`, a small
-program (tests/warm_python.py) that requests a fork for the same words, lives as long as this fork,
-and passes signals on. So the workers and the evaluator of a launcher are forks, too. What cannot be
-forked, as a watchdog or a script with another seed of hashes, it starts as Python would.
+Programs start other programs by `sys.executable`. In a fork that is `Forker.python`, a small
+program (tests/warm_python.py) that requests a fork with the same arguments, lives as long as this
+fork, and forwards signals. So a launcher's workers and evaluator are forks too. The small program
+runs a normal Python for commands that cannot be forked (a watchdog, another hash seed).
 
-The workers of xdist are forks of it as well, and share it with the process that controls them.
+The workers of xdist are forks of this process too, and share it with xdist's controller.
 
-Command lines that must be seen whole (``/proc/*/cmdline``), or whose start is the matter, are
-started afresh instead: :attr:`tests.nodes.Nodes.fresh`.
+Tests that need the real command line (``/proc/*/cmdline``) or a real start of Python use a new
+process instead: :attr:`tests.nodes.Nodes.fresh`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from typing import IO, Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MAIN = ROOT / "main.py"
-#: What nodes import: the roles and the session of a script bring everything else.
+#: Modules that nodes import: the roles and the session of a script import all other modules.
 LOADED = (
     "tensorflow",
     "keras",
@@ -215,7 +215,7 @@ def collect_rarely() -> None:
     """Leave out of garbage collections what exists, and collect less often than Python does.
 
     TensorFlow makes hundreds of thousands of objects while it traces a function, which live as long
-    as the function. Python would look at all of them again and again: a tenth of a test's time.
+    as the function. Python would scan all these objects repeatedly: a tenth of a test's time.
     """
     gc.collect()
     gc.freeze()
@@ -235,7 +235,7 @@ class _Server:
         self._module_path = list(sys.path)
 
     def serve(self) -> list[str]:
-        """Fork for ever; return, in a fork, the words of its program."""
+        """Serve fork requests for ever; return, in each fork, the arguments of its program."""
         signal.signal(signal.SIGCHLD, lambda *_: self._reap())
         while True:
             connection, _ = self._listener.accept()
@@ -267,7 +267,7 @@ class _Server:
                 connection.close()
 
     def _become(self, request: dict[str, Any], streams: list[int]) -> list[str]:
-        """Make the child what a fresh process would be; return the words of its program."""
+        """Make the child equal to a new process; return the arguments of its program."""
         os.setsid()
         *standard, life = streams
         _die_with(life)
@@ -302,7 +302,7 @@ class _Server:
 
 
 def _send(connection: socket.socket, **message: int) -> None:
-    with contextlib.suppress(OSError):  # nobody is left to hear it
+    with contextlib.suppress(OSError):  # no process reads the reply
         connection.send(json.dumps(message).encode())
 
 

@@ -1,4 +1,4 @@
-"""Iterators of tf.data that end at once.
+"""Iterators of tf.data that end immediately.
 
 TensorFlow tunes each pipeline in a thread. Between two looks this thread sleeps, in the end for a
 minute. The destructor of an iterator wakes the thread and waits until it has ended. On a busy

@@ -1,8 +1,8 @@
-"""Command lines of Thinwire, each played in a fork of one process that has imported the command.
+"""Command lines of Thinwire, each run in a fork of one process that has imported the command.
 
-A start that imports what reads the flags takes a quarter of a second. Here that is imported once,
-without anything heavy: each fork says which modules it has in the end. A test of what a fresh
-interpreter does, as with closed streams, starts its own.
+A start that imports the flags takes a quarter of a second. The forking process has imported them
+and no heavy module: each fork reports its modules at the end. A test of a fresh interpreter, for
+example with closed streams, starts its own process.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def ends(
     """Play command lines, -m and a module or a path with arguments; return the end of each.
 
     Args:
-        lines: What stands behind ``python``.
-        folder: Where each gets a folder of its own.
-        environment: More variables.
+        lines: Arguments of ``python`` for each start.
+        folder: Parent of the folders; each command line gets a separate folder.
+        environment: Additional environment variables.
     """
     folders = [folder / f"line-{number}" for number in range(len(lines))]
     for each in folders:
@@ -76,7 +76,7 @@ def ends(
 
 
 def main() -> int:
-    """Play what stdin asks for, one line after the other; write all ends to stdout."""
+    """Run the requests from stdin, one line after the other; write all ends to stdout."""
     jobs = json.load(sys.stdin)
     for name in ("thinwire.cli.commands", "thinwire.cli.node"):
         importlib.import_module(name)

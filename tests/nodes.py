@@ -52,7 +52,7 @@ def free_port() -> int:
 
 
 def free_ports(number: int) -> list[int]:
-    """Return so many, all different."""
+    """Return this many ports, all different."""
     with contextlib.ExitStack() as held:
         probes = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
         return [int(probe.getsockname()[1]) for probe in probes]
@@ -68,8 +68,8 @@ class Nodes:
         self.nb_ps = 1
         self.common: tuple[str, ...] = TINY
         self.main = MAIN
-        self.environment: dict[str, str] = {}  # beside this process's
-        self.fresh = False  # start interpreters of their own, not forks with everything imported
+        self.environment: dict[str, str] = {}  # in addition to this process's
+        self.fresh = False  # start new interpreters, not forks with everything imported
         self.processes: dict[str, Started] = {}
 
     def start(self, name: str, *flags: str) -> Started:
@@ -91,7 +91,7 @@ class Nodes:
         hosts = ",".join(f"127.0.0.1:{port}" for port in (self.port, *free_ports(nb_ps - 1)))
         self.common += (f"--nb_workers={nb_workers}", f"--nb_ps={nb_ps}", f"--ps_hosts={hosts}")
         self.common += flags
-        linger = () if supervisor else ("--linger_seconds=4",)  # who waits for none ends sooner
+        linger = () if supervisor else ("--linger_seconds=4",)  # no Supervisor to wait for
         for shard in range(nb_ps):
             name = f"ps-{shard}" if shard else "ps"
             self.start(name, "--type_node=PS", f"--id_ps={shard}", *linger)
@@ -130,12 +130,12 @@ class Nodes:
         seconds: float = 60,
         halt: str | None = None,
     ) -> None:
-        """Look at the run through a supervisor's stream until a status fits; then end it if asked.
+        """Watch the run through a Supervisor's stream until a status fits; end it if requested.
 
         Args:
-            until: Whether this status is the awaited one.
-            seconds: Patience.
-            halt: The stop reason to give.
+            until: Returns True for the awaited status.
+            seconds: Time limit, in seconds.
+            halt: The stop reason to send.
         """
         deadline = time.monotonic() + patience(seconds)
         hello = pb.Hello(

@@ -1,4 +1,4 @@
-"""A real S3-compatible server in this process, moto's, and storages that fail where a test says."""
+"""A real S3-compatible server (moto) in this process, and storages that fail on request."""
 
 import contextlib
 import logging
@@ -43,17 +43,17 @@ def s3_server():
         yield environment
     finally:
         client.close()
-        # What it holds belongs to this process, not to the server.
+        # The stored objects belong to this process, not to the server.
         reset = f"{environment['AWS_ENDPOINT_URL']}/moto-api/reset"
         urllib.request.urlopen(urllib.request.Request(reset, method="POST")).close()
         server.stop()
 
 
 class HeldWrites:
-    """Requests that write to the server; one of them may be held until its sender is dead.
+    """Requests that write to the server; one request may be held until its sender is dead.
 
     Attributes:
-        is_held: Set while one is held.
+        is_held: Set while a request is held.
     """
 
     def __init__(self):
@@ -78,7 +78,7 @@ class HeldWrites:
             self._go.set()
 
     def handle(self, handle, is_write):
-        """Have a request handled; one that is held in time."""
+        """Handle a request; a held request is handled later."""
         with self._lock:
             self._left -= is_write
             holds = is_write and self._left == 0

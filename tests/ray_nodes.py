@@ -1,4 +1,4 @@
-"""Ray clusters of several nodes on this machine, of which one can be lost."""
+"""Ray clusters of several nodes on one machine; a test can remove a node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from tests.waiting import wait_until
 
 #: Ray's own: small, and silent to the world.
-#: On one machine every node needs a port of its own for its agent.
+#: Every node's agent needs a separate port, because all nodes share one machine.
 NODE = {"num_cpus": 3, "object_store_memory": 80_000_000, "dashboard_agent_listen_port": 0}
 
 
@@ -37,7 +37,7 @@ def family(pid: int) -> list[int]:
 
 
 class RayNodes:
-    """A cluster; its nodes beside the head can be lost."""
+    """A cluster; all nodes except the head node can be removed."""
 
     def __init__(self, number: int, dashboard: bool = False) -> None:
         from ray.cluster_utils import Cluster
@@ -55,7 +55,7 @@ class RayNodes:
         return {word for word in words if word.startswith(("--id_ps=", "--id_worker="))}
 
     def lose(self) -> set[str]:
-        """Kill everything on a node that has a PS and a worker; return what that was."""
+        """Kill all processes on a node that has a PS and a worker; return the killed processes."""
         for node in self.nodes:
             lost = self.roles(node)
             if {word.partition("=")[0] for word in lost} == {"--id_ps", "--id_worker"}:

@@ -1,9 +1,9 @@
-"""In what order xdist's workers take the tests: those that wait spread among those that compute.
+"""The order in which xdist's workers take the tests: waiting and computing tests are mixed.
 
-A test that starts nodes waits for most of its time, and one in this process computes. One after the
-other they leave cores idle. So every test of a ``*_processes.py`` file is a piece of work of its
-own, and these pieces are spread over the first part of the queue. Any other file is one piece, for
-its fixtures are made once. Long pieces come first, so that all workers end at about the same time.
+A test that starts nodes mostly waits, and a test in one process computes. In sequence they leave
+cores idle. So every test of a ``*_processes.py`` file is a separate work item, and these items
+are spread over the first part of the queue. Any other file is one item, because
+its fixtures are made once. Long items come first, so that all workers end at about the same time.
 """
 
 from __future__ import annotations

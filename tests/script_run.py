@@ -45,7 +45,7 @@ from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import NO_FIGURES, ShardReply
 
 BODIES = load_kernels("numpy")
-#: Path -> shape; no row has anything to do with the last one.
+#: Path -> shape; no row's gradient depends on the last one.
 SHAPES = {
     "embedding/table": (7, 4),
     "dense/kernel": (4, 5),
@@ -135,8 +135,8 @@ def through_disk(state):
 class ScriptRun:
     """Shards and workers of a run whose PS steps with a script's optimizer.
 
-    With a `former` run it goes on from what that one's shards would leave on disk; with `slots` of
-    a script's own optimizer, by variable, from those.
+    With `former`, the run continues from the files that the former run's shards leave on disk;
+    with `slots`, it starts from a script optimizer's slots, by variable.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class ScriptRun:
     def push(self, number, gradient, samples, figures=NO_FIGURES):
         """Let worker `number` (from 1) push a gradient [n] of some samples.
 
-        It is this worker's part of a batch where nothing is said of that.
+        Without a given count the push is this worker's part of one batch.
         """
         worker = self.workers[number - 1]
         figures = dataclasses.replace(figures, batch_parts=figures.batch_parts or 1)

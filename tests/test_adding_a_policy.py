@@ -1,4 +1,4 @@
-"""The policy that docs/guide/adding_a_policy.md adds runs: its code is taken out of the page."""
+"""The example policy of docs/guide/adding_a_policy.md works; its code is read from the page."""
 
 import __future__
 

@@ -1,4 +1,4 @@
-"""Bad input ends within seconds with one clear line and the documented exit code."""
+"""Bad input ends a process within seconds with one clear line and the documented exit code."""
 
 import contextlib
 import gzip
@@ -97,7 +97,7 @@ AT_ONCE = [
 ]
 
 
-#: Of these each is a process; what flags refuse has tests of its own.
+#: Each case is a process; errors of flags have separate tests.
 SELDOM = [case for number, case in enumerate(AT_ONCE) if number % 3]
 
 
@@ -168,7 +168,7 @@ def test_what_a_worker_alone_can_notice(nodes):
         server = serve("127.0.0.1", 0, refuse)
         at_end.callback(server.stop)
 
-        def start(name, *flags):  # each is worker 1 of a run of its own
+        def start(name, *flags):  # each is worker 1 of a separate run
             nodes.start(name, *flags, f"--run_dir={nodes.folder / name}-run")
 
         start("alone", *here)
@@ -183,7 +183,7 @@ def test_what_a_worker_alone_can_notice(nodes):
 
 def test_what_a_ps_refuses(nodes):
     """Another model, another method, a taken id, a used port, a used run directory."""
-    # Nobody waits for worker 1: adacomp starts with those who are there.
+    # The run does not wait for worker 1: adacomp starts with the present workers.
     nodes.common += ("--nb_workers=2", "--method=adacomp", "--iter_max=1000000", "--slowdown=50")
     other = ("--type_node=Worker", "--id_worker=2")
     nodes.start("ps", "--type_node=PS")
@@ -198,13 +198,13 @@ def test_what_a_ps_refuses(nodes):
     says_hello_in_vain(nodes, "protocol_version", protocol_version=1)
     says_hello_in_vain(nodes, "codec.compression_rate.*0.01.*0.5", compression_rate="0.5")
     says_hello_in_vain(nodes, "id_worker=2", compression_rate="0.01")
-    nodes.kill("ps")  # else its lock is what refuses
+    nodes.kill("ps")  # otherwise the lock would be the reason
     nodes.start("run_dir", "--type_node=PS", "--port=0", "--compression_rate=0.5")
     ends_with(nodes, "run_dir", 2, "--overwrite", "codec.compression_rate")
 
 
 def says_hello_in_vain(nodes, words, compression_rate="0.01", **fields):
-    """Greet the PS as worker 2, with what the PS itself has written down of the run."""
+    """Send a Hello as worker 2, with the settings that the PS has written for the run."""
     saved = Checkpoints(nodes.run_dir / "checkpoints" / "ps-0").load_latest()[1]
     with given("--type_node=Worker", *nodes.common):
         settings = dict(fingerprint(read_run()))

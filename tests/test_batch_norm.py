@@ -37,7 +37,7 @@ def flags(tmp_path):
 
 @pytest.mark.product
 def test_what_workers_normalise_by_is_what_is_evaluated_and_saved(nodes, flags):
-    # Of the two shards the first alone holds the statistics.
+    # Only the first of the two shards holds the statistics.
     nodes.cluster(2, "--method=asgd", "--iter_max=200", *flags, nb_ps=2, supervisor=True)
     for name in nodes.processes:
         assert nodes.wait(name, 120) == 0, nodes.output(name)[-3000:]

@@ -1,4 +1,4 @@
-"""Real processes whose workers sum among themselves."""
+"""Real processes of a collective run, in which workers sum their updates among themselves."""
 
 import signal
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 def final_model(folder, collective):
-    """Run three workers for 20 rounds; return what the PS saved last."""
+    """Run three workers for 20 rounds; return the PS's last snapshot."""
     folder.mkdir()
     nodes = Nodes(folder)
     try:

@@ -1,7 +1,7 @@
-"""The anchor: BSP with two workers equals Keras alone, for every optimizer, on 1 and 2 shards.
+"""BSP with two workers equals Keras alone, for every optimizer, on 1 and 2 shards.
 
-A shard steps with Keras' own class. What may go wrong is how its slots, counts and settings come to
-the shard and are divided; so `make test` takes one optimizer for each kind of these, on two shards.
+A shard steps with Keras's own class. Errors are possible in how an optimizer's slots, counts and
+settings reach a shard and are split. `make test` runs one optimizer for each kind, on two shards.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ def excluding(optimizer, *names):
     return optimizer
 
 
-#: What is compiled -> the optimizer.
+#: Name of a compiled setting -> the optimizer.
 OPTIMIZERS = {
     **{name: getattr(o, name) for name in allow_list.OPTIMIZERS},
     "Adadelta": lambda: o.Adadelta(1.0),
@@ -85,7 +85,7 @@ OPTIMIZERS = {
         schedules.CosineDecay(0.1, 15), gradient_accumulation_steps=2
     ),
 }
-#: Optimizers whose slots and settings are of a kind that another one has as well. Those of `MOVED`
+#: Optimizers with the same kinds of slots and settings as another one. Optimizers of `MOVED`
 #: are compared with Keras alone on two shards there.
 LIKE_OTHERS = {
     *("RMSprop", "Adagrad", "Adamax", "AdamW", "Adafactor", "Muon", "ScheduleFreeAdamW", "Ftrl"),
@@ -103,7 +103,7 @@ CONSTRAINTS = {
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch):
-    """Cut tensors as small as those of a test over the shards, where an optimizer allows it."""
+    """Cut tensors as small as the test's tensors over the shards, if an optimizer allows it."""
     monkeypatch.setattr(split, "MAX_SLICE_ENTRIES", 16)
 
 
@@ -140,7 +140,7 @@ def check(make, constraints=None, parts_of=halves, shards=(2,), **offered):
 
 
 def often(names, rarely):
-    """Return parameters, of which some are left to `make product`."""
+    """Return parameters; some of them run only in `make product`."""
     return [pytest.param(n, marks=pytest.mark.product) if n in rarely else n for n in names]
 
 
@@ -179,7 +179,7 @@ def test_sgd_equals_keras_bit_for_bit_with_one_worker(name):
     assert run.theta.tobytes() == train_alone(optimizer, own, rows, batches()).tobytes()
 
 
-#: One for each way of keeping state.
+#: One optimizer for each kind of state.
 STATES = ["momentum", "Adam", "Adafactor", "Nadam", "Muon", "accumulation and ema"]
 #: The same with the average of weights that ScheduleFreeAdamW keeps.
 MOVED = [*STATES, "ScheduleFreeAdamW"]
@@ -234,7 +234,7 @@ def test_the_rate_is_the_optimizer_s_until_a_script_sets_another(make):
     run, gradient = started(make(0.25))
     assert run.workers[0].learning_rate == run.shards[0].model.learning_rate == 0.25
     before = run.theta
-    for number, rate in ((1, 0.125), (2, 9.0)):  # that of the lowest worker counts
+    for number, rate in ((1, 0.125), (2, 9.0)):  # the lowest worker's value counts
         run.push(number, gradient, 4, ScriptFigures(learning_rate=rate))
     assert run.workers[1].learning_rate == 0.125
     run.push(1, gradient, 4)

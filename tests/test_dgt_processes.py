@@ -1,4 +1,4 @@
-"""DGT with real processes: UDP on loopback, two shards, emulated links that lose, kill -9."""
+"""DGT with real processes: UDP on loopback, two shards, lossy emulated links, kill -9."""
 
 import pytest
 
@@ -54,6 +54,6 @@ def test_a_worker_and_a_shard_are_killed_and_come_back(nodes):
     membership = summary["membership"]  # on a busy machine others miss a lease, and return
     assert membership["left"] == membership["returned"] >= 1
     assert summary["dgt"]["arrived"] > 0
-    # What the shard's end undid, and what the killed worker had pushed to a round under way.
+    # Updates undone by the shard's end, and the killed worker's push to an open round.
     assert set(summary["rejected_pushes"]) <= {"generation", "left"}
     assert "UDP ports" in nodes.output("ps-1")

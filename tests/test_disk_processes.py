@@ -1,4 +1,4 @@
-"""A PS whose disk is full, or whose folder is gone, loses nothing that it acknowledged."""
+"""A PS with a full disk or a removed folder loses no acknowledged update."""
 
 import shutil
 import subprocess
@@ -21,7 +21,7 @@ def mount(folder, size, *options):
 
 @pytest.fixture
 def disk(nodes):
-    """Return the PS's folder, on a small disk of its own."""
+    """Return the PS's folder, on a small separate disk."""
     folder = checkpoints_of(nodes.run_dir, "ps-0")
     folder.mkdir(parents=True)
     if not mount(folder, "4m"):
@@ -108,7 +108,7 @@ def test_a_folder_that_is_deleted_comes_back_with_the_next_snapshot(nodes, journ
 
 @pytest.mark.parametrize(("journal", "code"), [("on", EXIT_CONFIGURATION), ("off", 0)])
 def test_a_folder_that_takes_no_files_any_more(nodes, journal, code):
-    """With a journal the run ends at once; without, it goes on, and says at the end what is not."""
+    """With a journal the run ends immediately; without one it continues and reports it later."""
     start(
         nodes,
         1,

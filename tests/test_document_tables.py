@@ -36,7 +36,7 @@ def test_defaults_in_tables_are_the_flags():
 
 
 def agrees(cell, default):
-    """Whether a table's cell begins with a default; what is not given by default is in words."""
+    """Return True if a table's cell starts with a default; cells in words have no default."""
     if default is None or default == []:
         return bool(cell)
     word = re.split(r"[ ,;]", cell)[0].strip("`")

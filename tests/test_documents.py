@@ -1,7 +1,7 @@
 """README and docs/ are true: commands, flags, defaults, methods, links.
 
-No command is run here: each goes through the parser that would read it, and through all that a node
-checks before it starts. `test_documents_run.py` runs them.
+No command is run: each command goes through its own parser and through all checks that a node
+makes before it starts. `test_documents_run.py` runs the commands.
 """
 
 import argparse
@@ -29,9 +29,9 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.script.settings import read_settings
 
 ROOT = documents.ROOT
-#: Programs of others that a page may call.
+#: Foreign programs that a page may call.
 FOREIGN = ("tensorboard", "pip", "pytest")
-#: Flags of these, of absl, of bench/transport/netns.sh, what stands for any, an example.
+#: Flags of these programs, of absl, of bench/transport/netns.sh, a placeholder, and an example.
 FOREIGN_FLAGS = {"logdir", "flagfile", "help", "helpfull", "check", "flag", "power_exponent"}
 #: Flags of Slurm's commands.
 FOREIGN_FLAGS |= {"nodes", "ntasks", "cpus-per-task", "resv-ports", "requeue", "kill-on-bad-exit"}
@@ -41,13 +41,13 @@ FOREIGN_FLAGS |= {"address", "working-dir"}
 FOREIGN_FLAGS |= {"for", "timeout", "rm"}
 #: Words of a command that only exist at a reader's.
 AT_THE_READERS = {"--data_dir=/data": f"--data_dir={ROOT / 'data'}", "...": None}
-#: Script in examples/ -> who it is; it takes main.py's settings.
+#: Script in examples/ -> its node type; the script takes main.py's settings.
 SCRIPTS = {"server.py": "PS", "loop_worker.py": "Worker"}
 PARSE = argparse.ArgumentParser.parse_args
 
 
 class Parsed(Exception):
-    """The parser has taken the words; what would follow is not wanted."""
+    """The parser has accepted the words; the program itself must not run."""
 
 
 # -- commands -----------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def test_commands_that_would_not_start_are_seen(at_home, text):
 
 
 def complaint(command, patch):
-    """Return what is wrong with a command, if anything is."""
+    """Return the problem of a command; an empty text if the command is valid."""
     if command.program == "thinwire" and command.words[0] not in COMMANDS:
         return f"thinwire has no command {command.words[0]}"
     words = [AT_THE_READERS.get(word, word) for word in command.python_words]
@@ -191,7 +191,7 @@ def make_targets():
 
 
 def module_parses(name, words, patch):
-    """Return what a module's own parser objects to in the words, if anything."""
+    """Return a module's parser error for the words; an empty text if they are valid."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -204,7 +204,7 @@ def module_parses(name, words, patch):
 
 
 def run_to_its_parser(name, words, patch):
-    """Raise Parsed from a module's main(), with its parser, once that has read words, if any."""
+    """Raise Parsed from a module's main(), with its parser, after it has read any words."""
 
     def stop(parser, *_):
         if words is not None:
@@ -245,7 +245,7 @@ def test_every_flag_that_is_named_exists(at_home):
 
 
 def without_originals(text):
-    """Leave out what other programs called their flags: the first cells of those tables."""
+    """Leave out other programs' flag names: the first cells of those tables."""
     text, _, originals = text.partition("\n## Original flag")
     return text + "\n".join(re.sub(r"^\| .*? \|", "", line) for line in originals.splitlines())
 

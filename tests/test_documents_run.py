@@ -1,6 +1,6 @@
-"""The commands of README and docs/, really run in the order of their pages, with small budgets.
+"""The commands of README and docs/ run in the order of their pages, with small budgets.
 
-What cannot be run anywhere stands in NOT_RUN with the reason; `test_documents.py` reads it all.
+NOT_RUN lists the commands that cannot run in a test, with reasons; `test_documents.py` reads all.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ from tests.documents import ROOT
 from tests.nodes import free_port
 from thinwire.cli.commands import TOOLS
 
-#: What is added to a command line of main.py: flags given last win.
+#: Flags added to a command line of main.py: flags given last win.
 BUDGET = ("--iter_max=6", "--max_seconds=60", "--worker_threads=1", "--linger_seconds=5")
 PATIENCE_SECONDS = 1200  # a machine that does other things first may take them
 ALL_IN_ONE = ("--type_node=Cluster", "--type_node=Simulator", "--type_node=Standalone")
 BY_HAND = ("--type_node=PS", "--type_node=Worker", "--type_node=Supervisor")
-#: Data that not everybody has -> the same shapes, shipped.
+#: Data that may be missing on a machine -> data of the same shapes in the repository.
 SHIPPED = {"--dataset=fashion_mnist": "--dataset=fashion_mnist_sample"}
 #: Module of `python -m` -> what makes its commands small: words given last win.
 SMALL: dict[str, tuple[str, ...]] = {
@@ -34,7 +34,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "tests.chaos.simulated": ("--runs=4",),
     "tests.chaos.simulated_day": ("--hours=12", "--workers=40", "--minutes=30"),
 }
-#: What a reader puts in the place of words in capitals.
+#: Values that a reader fills in for words in capitals.
 READERS = {"RUN": "runs/first", "ANOTHER_RUN": "runs/own", "DIR": "figures"}
 READERS["DIR/NETWORK/MODE"] = "figures/cnn/dgs"
 RUNS = ("--run_dir=runs/first", "--run_dir=runs/own")
@@ -75,7 +75,7 @@ def is_run(command):
 
 
 def is_small(command):
-    """Whether it is a module's command that is run with what makes it small."""
+    """Return True if the command runs a module and has its arguments for a small run."""
     return command.python_words[:1] == ("-m",) and command.python_words[1] in SMALL
 
 
@@ -101,7 +101,7 @@ def test_every_reason_is_for_a_command():
 
 
 class Checkout:
-    """A folder that looks like the checkout, with `runs/` of its own."""
+    """A folder that looks like the checkout, with a separate `runs/`."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -127,7 +127,7 @@ class Checkout:
         self.started.append((command, process, log.name))
 
     def complaints(self, seconds=PATIENCE_SECONDS):
-        """Wait for all that was started; say of each that failed how."""
+        """Wait for all started commands; return the failure of each failed command."""
         found = []
         for command, process, log in self.started:
             try:
@@ -159,9 +159,7 @@ def test_commands_that_are_whole_runs(checkout):
     for command in documents.commands():
         if is_run(command) and not by_hand(command) and not is_small(command):
             checkout.start(command, *(BUDGET if command.python_words[0] == "main.py" else ()))
-            checkout.started[-1][1].wait(
-                PATIENCE_SECONDS
-            )  # pages use what the line before has left
+            checkout.started[-1][1].wait(PATIENCE_SECONDS)  # pages use the results of earlier lines
     assert len(checkout.started) >= 8
     complaints = checkout.complaints()
     assert not complaints, "\n".join(complaints)
@@ -170,7 +168,7 @@ def test_commands_that_are_whole_runs(checkout):
 @pytest.mark.product
 @pytest.mark.timeout(3600)
 def test_commands_of_modules(checkout):
-    """With the runs that they look at, which are README's first and that of its own model."""
+    """With the runs that the commands read: README's first run and the run of the user's model."""
     commands = documents.commands()
     looked_at = [
         each

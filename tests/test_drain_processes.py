@@ -1,4 +1,4 @@
-"""Real nodes that are told to end: each finishes what it is at, leaves, and can go on later."""
+"""Real nodes that receive an end signal finish their work, leave, and can be resumed later."""
 
 import os
 import pathlib
@@ -20,7 +20,7 @@ def all_push(status, count):
 
 
 def test_a_worker_and_then_the_ps_are_told_to_end(nodes):
-    # With a lease so long, a barrier goes on only because the worker says that it leaves.
+    # With this long lease, a barrier opens only because the worker announces that it leaves.
     nodes.common = (*nodes.common, "--lease_seconds=120")
     nodes.cluster(2, "--method=bsp", "--iter_max=1000000")
     versions = []
@@ -37,7 +37,7 @@ def test_a_worker_and_then_the_ps_are_told_to_end(nodes):
     assert "resumed at step" in nodes.output("worker-2")
     summary = nodes.summary()
     assert summary["stop_reason"] == "interrupted"
-    assert summary["membership"]["left"] == 0  # nobody's lease ran out
+    assert summary["membership"]["left"] == 0  # no lease expired
     assert summary["rejected_pushes"] == {}
 
 

@@ -1,7 +1,7 @@
-"""Workers that come late, leave, stall, die and return; networks that are cut; shards that restart.
+"""Workers that join late, leave, stall, die and return; cut networks; restarted shards.
 
-Real servers, clients and streams in one process. Most are for `make product`; what is said of cores
-alone is in tests/ps/core/test_membership.py.
+Real servers, clients and streams in one process. Most run only in `make product`; the tests of
+cores alone are in tests/ps/core/test_membership.py.
 """
 
 import time
@@ -51,7 +51,7 @@ def rounds(worker, more):
 
 @EACH_MODE
 def test_a_worker_that_reaches_shard_0_alone_is_let_go_and_returns(mode):
-    """Shard 0 hears it; it is shard 1 that misses it, and everybody would wait for it there."""
+    """Shard 0 receives its heartbeats; shard 1 misses it, and all workers would wait there."""
     with cluster(mode) as run:
         run.start(PAUSE_SECONDS)
         run.wait_for_updates(10)
@@ -92,7 +92,7 @@ def test_a_cut_between_shards_is_outlived(mode):
         run.wait_for_updates(10)
         run.leader_wires[1].cut()
         run.wait_for_updates(10)
-        run.wires[2, 0].cut()  # of this change shard 1 cannot hear
+        run.wires[2, 0].cut()  # shard 1 does not receive this change
         out(run)
         run.leader_wires[1].mend()
         run.wait_for_updates(10)
@@ -214,6 +214,6 @@ def test_a_shard_that_cannot_write_ends_the_run():
     with cluster("bsp") as run:
         run.start()
         run.wait_for_updates(3)
-        run.shards[1].leader.request_end("interrupted")  # is not a shard's to say: its stream ends
+        run.shards[1].leader.request_end("interrupted")  # rejected: its stream ends
         run.shards[1].leader.request_end("journal_failed")
         wait_until(lambda: run.first.stop_reason == "journal_failed", 30, "the end")

@@ -1,4 +1,4 @@
-"""Equality anchors: what must be the same arithmetic, whatever machinery is in between."""
+"""Different machinery gives the same arithmetic: exact equality of weights between runs."""
 
 import numpy as np
 import pytest

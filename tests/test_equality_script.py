@@ -1,4 +1,4 @@
-"""A script's optimizer on the workers, through the real cores: one worker equals it alone."""
+"""A script's optimizer on the workers, with real cores: one worker equals the optimizer alone."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from thinwire.worker.core.messages import ScriptFigures
 
 RATE = 0.01
 SPARSE = ("dgs", "gd", "dgc")
-#: Every composition in which a script's own steps are what travels.
+#: Every composition in which a script's own steps are sent.
 LOCAL = {
     "esync": ("esync", {"max_local_steps": 3}),
     "local_steps": ("bsp", {"local_steps": 3, "overrides": {"pacer": "fixed"}}),
@@ -32,7 +32,7 @@ def script(name, **choices):
 
 
 class Adam:
-    """Ten obvious lines of a script's optimizer, whose slots nobody else knows."""
+    """Ten simple lines of a script's optimizer with its own slots."""
 
     def __init__(self):
         self.m, self.v, self.t = np.zeros(28, np.float32), np.zeros(28, np.float32), 0
@@ -118,7 +118,7 @@ def test_what_was_sent_and_the_residual_are_all_changes(name, rate, dtype, seed,
     if core.end_training() is not None:
         core.finish([reply(core.layouts[0], Operation.SET_REST, blocks=[])])
     moved = core.base.astype(np.float64) - first
-    atol = 1e-5 if dtype == "float32" else 0.01  # else the last packet is rounded, too
+    atol = 1e-5 if dtype == "float32" else 0.01  # otherwise the last packet is rounded, too
     np.testing.assert_allclose(moved, total, rtol=0, atol=atol)
 
 
@@ -168,7 +168,7 @@ def test_a_script_s_momentum_becomes_the_codec_s_where_none_is_given():
 
 
 def test_one_worker_with_sgd_s_momentum_in_the_codec_is_momentum_sgd():
-    """As dgs has it with gradients; the script's SGD then steps without momentum."""
+    """The dgs codec has the same momentum for gradients; the SGD steps without momentum."""
     momentum, rate = 0.7, np.float32(0.1)
     chosen = script("dgs", compression_rate=1.0).with_momentum(momentum)
     run = MiniRun(chosen, iter_max=60)

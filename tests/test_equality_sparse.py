@@ -1,4 +1,4 @@
-"""Equality anchors of the methods that send changes of weights, through the real cores."""
+"""Methods that send weight changes give equal weights with and without distribution."""
 
 import numpy as np
 import pytest
@@ -63,7 +63,7 @@ def test_they_train(name, value_dtype):
 
 
 def test_keras_momentum_is_momentum_sgd_at_a_constant_rate():
-    """Standalone's optimizer; Keras has the rate inside the velocity: a drop tells them apart."""
+    """Keras has the rate inside the velocity, so a drop of the rate separates the two."""
     from thinwire.ops.optimizers.server import OptimizerUpdate
     from thinwire.ops.optimizers.variables import VariablesOptimizer
     from thinwire.ops.types import Update

@@ -1,4 +1,4 @@
-"""What imports what: no circle of any kind, one identity for each module."""
+"""Imports between modules: no cycles, and one identity for each module."""
 
 import subprocess
 import sys

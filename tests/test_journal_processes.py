@@ -1,4 +1,4 @@
-"""A PS that is killed comes back with everything it had acknowledged (real processes)."""
+"""A PS that is killed restarts with all acknowledged updates (real processes)."""
 
 import random
 import signal
@@ -97,7 +97,7 @@ def come_to_rest(nodes, least):
 @pytest.mark.product
 @pytest.mark.parametrize(("method", "nb_ps"), [("bsp", 1), ("asgd", 1), ("asgd", 2)])
 def test_the_summary_tells_exactly_how_many_dense_updates_are_lost(nodes, method, nb_ps):
-    """Of two deaths, one soon after the other, and of every shard."""
+    """Two deaths, one soon after the other, and deaths of every shard."""
     start(
         nodes,
         nb_ps,
@@ -115,7 +115,7 @@ def test_the_summary_tells_exactly_how_many_dense_updates_are_lost(nodes, method
             lost += persistence_journal.read_mark(
                 checkpoints_of(nodes.run_dir, f"ps-{shard}")
             ).version
-        for shard in range(nb_ps):  # what it goes on from
+        for shard in range(nb_ps):  # the state that it resumes
             assert Checkpoints(checkpoints_of(nodes.run_dir, f"ps-{shard}")).load_latest()[0] == 0
         start_ps(nodes)
         pause(nodes, signal.SIGCONT)
@@ -127,7 +127,7 @@ def test_the_summary_tells_exactly_how_many_dense_updates_are_lost(nodes, method
 
 @pytest.mark.product
 def test_every_start_may_choose_anew_whether_a_journal_is_kept(nodes):
-    """Lost is what a life without one had done since its last snapshot."""
+    """A process without a journal loses its updates since its last snapshot."""
     start(
         nodes,
         1,

@@ -1,4 +1,4 @@
-"""Real processes on loopback: start in any order, die, come back, end with the right code."""
+"""Real processes on loopback start in any order, die, return, and end with the right code."""
 
 import signal
 
@@ -9,7 +9,7 @@ from thinwire.runtime.run.directory import rounds_of
 from thinwire.supervisor.metrics_log import read_rounds
 
 pytestmark = pytest.mark.timeout(150)
-#: What in-process tests show as well; `make product` shows it with real processes.
+#: Cases that in-process tests cover as well; `make product` runs these cases with real processes.
 LONG = pytest.mark.product
 
 
@@ -83,7 +83,7 @@ def test_the_supervisor_may_die_and_return(nodes):
     nodes.supervisor()
     assert [nodes.wait(name) for name in ("worker-1", "worker-2", "ps", "supervisor")] == [0] * 4
     assert nodes.summary()["updates"] == 1200
-    for worker in nodes.summary()["workers"]:  # of its rounds none is missing and none is double
+    for worker in nodes.summary()["workers"]:  # no round is missing and no round is double
         rounds = read_rounds(rounds_of(nodes.run_dir, worker["id"]))
         numbers = [each.num_iters for each in rounds]
         assert numbers == list(range(1, len(numbers) + 1))
@@ -123,7 +123,7 @@ def test_a_shard_that_is_back_at_another_address_is_found_by_all(nodes, tmp_path
     assert nodes.summary()["updates"] == 600
 
 
-@pytest.mark.product  # of `thinwire run` every time
+@pytest.mark.product  # ordinary tests cover `thinwire run`
 def test_ctrl_c_ends_a_cluster_cleanly_and_the_same_command_resumes(nodes):
     flags = ("--type_node=Cluster", "--method=adacomp", "--nb_workers=1", "--iter_max=700")
     nodes.start("cluster", *flags)
@@ -153,7 +153,7 @@ def test_two_shards_serve_one_run(nodes):
 
 @LONG
 def test_emulated_links_and_devices(nodes):
-    """A slow device pushes less; a slow link carries just what it was asked to."""
+    """A slow device pushes less; a slow link carries exactly its configured rate."""
     nodes.cluster(2, "--method=asgd", "--iter_max=120", "--link_mbps=40,20", "--slowdown=1,8")
     assert [nodes.wait(name) for name in ("worker-1", "worker-2", "ps")] == [0, 0, 0]
     first, second = nodes.summary()["workers"]

@@ -1,4 +1,4 @@
-"""Local steps with momentum and Adam through the real cores: against numpy, and over a restart."""
+"""Local steps with momentum and Adam through the real cores equal numpy, also over a restart."""
 
 import json
 

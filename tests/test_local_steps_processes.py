@@ -1,4 +1,4 @@
-"""Methods of many local steps, real processes: kill -9 of a worker in a round, and of the PS."""
+"""Methods of many local steps with real processes: kill -9 of a worker and of the PS."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A second process in a run directory is refused before it touches anything (real processes)."""
+"""A second process in a run directory is refused before it changes anything (real processes)."""
 
 import contextlib
 import pathlib
@@ -16,7 +16,7 @@ from thinwire.runtime.run.settings import EXIT_CONFIGURATION
 pytestmark = pytest.mark.timeout(300)
 
 FIRST = ("ps", *WORKERS, "supervisor")
-#: Who comes second -> its flags, and the role and id that it meets.
+#: Second process -> its flags, and the role and id of the process that holds the lock.
 SECOND = {
     "PS": ((), "PS", 0),
     "Worker": (("--id_worker=2",), "Worker", 2),
@@ -29,7 +29,7 @@ SECOND = {
 
 
 def stand_still(nodes):
-    """Stop everybody: whatever changes from here on somebody else has changed."""
+    """Stop all nodes: any later change is made by another process."""
     for name in FIRST:
         nodes.kill(name, signal.SIGSTOP)
     stats = [pathlib.Path(f"/proc/{nodes.processes[name].pid}/stat") for name in FIRST]
@@ -43,7 +43,7 @@ def contents(run_dir):
 
 @pytest.mark.product
 def test_whoever_comes_second_is_refused_and_nothing_is_lost(nodes):
-    """Also with --overwrite, and on another port."""
+    """The second process is also refused with --overwrite, and on another port."""
     with contextlib.ExitStack() as held:
         for role in ("Cluster", "Advisor"):  # here, in this process
             lock = lock_of(nodes.run_dir, role, 0)

@@ -1,4 +1,4 @@
-"""The table of metrics in docs/reference/operations.md names every metric, and no other."""
+"""The table of metrics in docs/reference/operations.md lists exactly the existing metrics."""
 
 import re
 import types
@@ -15,7 +15,7 @@ from thinwire.worker.telemetry import instruments as worker_instruments
 
 
 def told():
-    """Return every name, as Prometheus has it, without the prefix."""
+    """Return every metric's Prometheus name, without the prefix."""
     shard = Shard("asgd")
     shard.server.journaled.journal = types.SimpleNamespace(
         num_records=0, num_bytes=0, bytes_since_snapshot=0

@@ -1,9 +1,9 @@
-"""float16 and bfloat16: gradients are rounded before they are merged, so the bound is another one.
+"""With float16 and bfloat16 a run equals Keras alone within a wider bound.
 
-A product of float16 keeps 11 bits, so the mean gradients of two halves differ from that of the
-whole batch by about 2**-11 of their size; over 20 steps that adds up to at most 20 times as much.
-Gradients stay far below the largest float16 here: a half's mean overflows at half the scale at
-which the mean of the whole batch does.
+Gradients are rounded before they are merged. A product of float16 keeps 11 bits, so the mean
+gradient of two halves differs from the whole batch's gradient by about 2**-11 of its size; over 20
+steps that adds up to at most 20 times as much. Gradients stay far below the largest float16,
+because a half's mean overflows at half the scale at which the whole batch's mean overflows.
 """
 
 import keras
@@ -88,7 +88,7 @@ def assign(model, flat):
 
 
 def test_a_residual_of_two_scales_can_only_be_unscaled_before_it():
-    """Why the worker unscales: what it kept back at one scale would be sent at another."""
+    """Why the worker unscales: a residual from one scale would be sent at another scale."""
     first, second = np.array([1.0, 3.0]), np.array([2.0, 0.0])
     scales = (4.0, 2.0)  # halved by an overflow in between
 
@@ -102,4 +102,4 @@ def test_a_residual_of_two_scales_can_only_be_unscaled_before_it():
         return total + (kept / scales[-1] if unscaled_by_the_ps else kept)
 
     np.testing.assert_array_equal(received(unscaled_by_the_ps=False), first + second)
-    assert received(unscaled_by_the_ps=True)[0] == 4.0  # of 3: the kept 1 counts twice
+    assert received(unscaled_by_the_ps=True)[0] == 4.0  # instead of 3: the residual 1 counts twice

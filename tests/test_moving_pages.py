@@ -1,4 +1,4 @@
-"""Pages for those who come from elsewhere: the Thinwire side of each diff is a script that runs."""
+"""Pages about moving from other frameworks: the Thinwire side of each diff is a working script."""
 
 import ast
 import os
@@ -14,7 +14,7 @@ from tests.forked import forker
 
 CLUSTER = ROOT / "docs" / "guide/cluster.md"
 MOVING = ROOT / "docs" / "guide/moving.md"
-#: Heading of the section with a diff -> what the script before the change imports.
+#: Heading of the section with a diff -> imports of the script before the change.
 FROM = {
     "From your script to a cluster": "keras",
     "From torch's DDP": "torch.nn.parallel",
@@ -44,7 +44,7 @@ def sides(name):
 
 
 def first_run(name):
-    """Return the words of a section's first `thinwire run`, without the script."""
+    """Return the arguments of a section's first `thinwire run`, without the script."""
     page, start, lines = section(name)
     return next(
         command.words[:-1]

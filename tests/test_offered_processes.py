@@ -1,4 +1,4 @@
-"""A PS process without model and without TensorFlow: it takes a worker's, trains, and resumes."""
+"""A PS process without a model or TensorFlow accepts a worker's model, trains, and resumes."""
 
 import dataclasses
 import json

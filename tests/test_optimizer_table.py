@@ -1,6 +1,6 @@
-"""The tables of docs/reference/optimizers.md show how the code treats each optimizer and method.
+"""The tables of docs/reference/optimizers.md match the treatment of each optimizer and method.
 
-A failure prints what the page should have.
+A failure prints the expected text of the page.
 """
 
 import functools
@@ -29,7 +29,7 @@ class MySchedule(o.schedules.LearningRateSchedule):
     """A schedule of a script's own."""
 
 
-#: What a script compiles -> the optimizer.
+#: Name of a compiled setting -> the optimizer.
 COMPILED = {
     "`SGD`": o.SGD,
     "`SGD(momentum=0.9)`": lambda: o.SGD(momentum=0.9),

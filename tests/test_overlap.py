@@ -1,4 +1,4 @@
-"""--overlap: the next gradient is computed while an exchange is under way, and says so."""
+"""--overlap: the worker computes the next gradient during an exchange and reports it."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ RATE = 0.1
 
 
 class AheadWorker(MiniWorker):
-    """Hears the answer to a push only when the next gradient is there."""
+    """Receives the reply to a push only when the next gradient is ready."""
 
     computed = None
 
@@ -112,7 +112,7 @@ def test_weightings_see_when_an_update_was_computed():
 
 
 def test_the_window_of_per_entry_reaches_back_to_it():
-    """What a shard forgets is nothing that a push on its way was computed before."""
+    """A shard forgets only versions that no push under way was computed from."""
     run = AheadRun(chosen("adacomp", 3, compression_rate=0.2), iter_max=80)
     beyond = []
     for core in run.shards:

@@ -1,7 +1,7 @@
-"""The package as others get it: what is in wheel and sdist, and that the wheel alone is enough.
+"""The built package: the content of wheel and sdist, and runs from the wheel alone.
 
-A user's folder may hold modules named like the folders of the checkout; installed, nothing of it is
-mistaken for Thinwire's, and nothing of Thinwire's for the user's.
+A user's folder may hold modules with the names of the checkout's folders. An installed Thinwire
+must not import these modules, and the user's code must not import Thinwire's.
 """
 
 import collections
@@ -31,7 +31,7 @@ pytest.importorskip("setuptools", minversion="77")
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKS = sorted(path.name for path in (ROOT / "thinwire").iterdir() if path.is_symlink())
-#: What an sdist has beside the package.
+#: Files of an sdist in addition to the package.
 BESIDE = {
     *("CHANGELOG.md", "LICENSE", "MANIFEST.in", "PKG-INFO", "README.md", "main.py"),
     *("pyproject.toml", "requirements.txt", "requirements-dev.txt", "setup.cfg"),
@@ -154,7 +154,7 @@ def small():
 """,
     "ops": "WIDTH = 8\n",
 }
-#: Writes where every module that matters came from.
+#: Writes the path of every imported module that matters.
 TRACE = """
 import json
 import os
@@ -228,7 +228,7 @@ class Home:
             [*pip, "--quiet", "--no-deps", "--no-index", str(wheel)], check=True, cwd=folder
         )
         (self.site,) = (folder / "venv" / "lib").glob("python*/site-packages")
-        # What it depends on comes from this environment; a path file there is not followed.
+        # The dependencies come from this environment; a path file there is not followed.
         (self.site / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
         self.environment = {
             name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
@@ -245,7 +245,7 @@ class Home:
             )
 
     def run(self, program, *arguments, code=0):
-        """Run one to its end; return what it wrote."""
+        """Run a command to its end; return its output."""
         process = self.start("one", program, *arguments)
         try:
             process.wait(60)
@@ -332,7 +332,7 @@ def test_the_other_commands_of_the_wheel(home):
     assert "python -m thinwire" in home.run("python", str(home.site / "thinwire"), code=1)
 
 
-#: What --sync_dst_dir sends to a host, as a file.
+#: The files that --sync_dst_dir sends to a host, as one file.
 PACK = """
 import pathlib
 from thinwire.launcher import deployment, program

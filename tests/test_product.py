@@ -1,8 +1,8 @@
-"""Legal mixes of policies run to the end: their weights stay finite, nothing blocks.
+"""Valid mixes of policies run to the end: their weights stay finite, nothing blocks.
 
-The ordinary tests have a covering array of all legal pairs. `make product` adds one of all triples
-of the choices that decide who waits for whom and what a shard remembers, and 10,000 mixes drawn at
-random. `.ci/run` runs a tenth of these, chosen by the commit's digest.
+The ordinary tests have a covering array of all valid pairs. `make product` adds one of all triples
+of the choices that decide which worker waits and what a shard stores, and 10,000 mixes drawn at
+random. `.ci/run` runs a tenth of these mixes, chosen by the commit's digest.
 """
 
 import functools
@@ -63,7 +63,7 @@ def compose(mix):
 
 
 def run_mix(mix, trains: bool = True) -> bool:
-    """Train one mix, if asked to; return False where `compose` calls it impossible."""
+    """Train one mix if requested; return False if `compose` rejects the mix."""
     try:
         chosen = compose(mix)
     except ConfigurationError:
@@ -77,7 +77,7 @@ def run_mix(mix, trains: bool = True) -> bool:
     return True
 
 
-#: Choices that decide who waits for whom, and what a shard remembers.
+#: Choices that decide which worker waits, and what a shard stores.
 ENTANGLED = ("pacer", "codec", "down_codec", "sync", "weighting", "nb_ps")
 
 

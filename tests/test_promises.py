@@ -1,4 +1,4 @@
-"""Every promise of docs/reference/operations.md names tests that there are."""
+"""Every guarantee of docs/reference/operations.md names existing tests."""
 
 import ast
 import pathlib
@@ -17,7 +17,7 @@ def rows():
 
 
 def _functions_of(path):
-    """Names of the functions of a file, whatever class they are in."""
+    """Names of the functions of a file, in any class."""
     tree = ast.parse((ROOT / path).read_text())
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 

@@ -1,4 +1,4 @@
-"""docs/guide/refusals.md explains every reason for which a shard refuses a client or a push."""
+"""docs/guide/refusals.md explains every reason for which a shard rejects a client or a push."""
 
 import collections
 import re

@@ -14,14 +14,14 @@ from thinwire.ops.sync.rule import SYNC_RULES
 from thinwire.ops.weighting import WEIGHTINGS
 from thinwire.runtime.persistence.checkpoint import Checkpoints
 
-#: (interface, value) of every policy there is; each is tried in a one-worker AdaComp run.
+#: (interface, value) of every policy; each is tried in a one-worker AdaComp run.
 POLICIES = [
     *(("pacer", name) for name in PACERS),
     *(("codec", name) for name in CODECS),
     *(("down_codec", name) for name in DOWN_CODECS),
     *(("sync", name) for name in SYNC_RULES),
     *(("weighting", name) for name in WEIGHTINGS),
-    # The others keep their state as these do: tests/ops/test_conformance.py has them all.
+    # Other policies store their state in the same ways: tests/ops/test_conformance.py has them all.
     *(("server_optimizer", name) for name in ("sgd", "momentum", "adam", "nadam", "lamb")),
 ]
 
@@ -99,7 +99,7 @@ def test_a_checkpoint_of_another_step_does_not_bring_its_residual():
 
 
 def test_state_survives_a_restart_of_the_ps_alone():
-    """The worker lives on, its push of the old generation is refused, nothing is applied twice."""
+    """The worker lives on, its push of the old generation is rejected, nothing is applied twice."""
     chosen = method("adacomp", nb_workers=2, compression_rate=0.2)
     run = MiniRun(chosen, iter_max=80)
     run.join_all()

@@ -1,4 +1,4 @@
-"""The same command again goes on bit for bit: real processes, Ctrl-C in the middle."""
+"""The same command resumes a run bit for bit: real processes, Ctrl-C during training."""
 
 import signal
 
@@ -11,7 +11,7 @@ from thinwire.runtime.persistence.checkpoint import Checkpoints
 pytestmark = [pytest.mark.timeout(200), pytest.mark.processes]
 
 UPDATES = 160
-#: One worker, a codec that draws random numbers, no checkpoint but the one of an end.
+#: One worker, a codec that draws random numbers, no checkpoint except at an end.
 FLAGS = (
     *("--method=adacomp", "--codec=random_k", "--compression_rate=0.05", "--value_dtype=int8"),
     *(f"--iter_max={UPDATES}", "--lr_schedule=0.5:0.2", "--checkpoint_interval_seconds=600"),

@@ -1,4 +1,4 @@
-"""Workers that have no example in a round of local steps: not merged, and nobody waits for them."""
+"""Workers without examples in a round of local steps are not merged and not waited for."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def run_of(name, nb_workers=3, idle=(), idles=lambda step: True, nb_ps=1, **choi
 @pytest.mark.parametrize("nb_ps", [1, 2])
 @pytest.mark.parametrize("name", ["fedavg", "fedopt", "diloco", "esync"])
 def test_a_worker_without_examples_is_as_if_it_were_not_there(name, nb_ps):
-    """The divisor is of those who had some, whatever the weighting; the rounds go on."""
+    """The divisor counts workers with examples, for any weighting; rounds continue."""
     others = run_of(name, nb_ps=nb_ps, idle=(3,)).run()
     alone = run_of(name, nb_workers=2, nb_ps=nb_ps).run()
     assert not others.deadlocked()
@@ -63,7 +63,7 @@ def test_one_that_has_examples_again_counts_again():
 
 
 def test_a_round_of_nobody_s_examples_is_no_update():
-    """Whoever waits gets the same model, and the next round counts."""
+    """Every waiting worker gets the same model, and the next round counts."""
     run = run_of("diloco", nb_workers=2, idle=(1, 2), idles=lambda step: step == 3)
     run.run()
     assert not run.deadlocked()

@@ -1,4 +1,4 @@
-"""A Cluster with certificates and a token: it trains, and leaves no secret behind."""
+"""A Cluster with certificates and a token trains, and leaves no secret behind."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Several optimizers of one script on the PS: each steps its own variables, as they do alone."""
+"""Several optimizers of one script on the PS: each steps its own variables, as Keras alone does."""
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ from thinwire.ps.core import events
 from thinwire.worker.core.messages import ScriptFigures
 
 BATCH, STEPS = 16, 12
-#: By turns, so that the slices of neither lie one after the other.
+#: Alternating, so that neither optimizer's slices are adjacent.
 FIRST = ("embedding/table", "dense/bias", "scale")
 PAIRS = {
     "adam_sgd": (lambda: keras.optimizers.Adam(0.01), lambda: keras.optimizers.SGD(0.1)),

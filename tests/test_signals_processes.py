@@ -1,4 +1,4 @@
-"""Signals in the first moments of a process, and while it waits for others: 130, and quickly."""
+"""Signals during a process's start and while it waits: it ends quickly with exit code 130."""
 
 import signal
 import subprocess
@@ -45,7 +45,7 @@ def test_a_cluster_that_is_interrupted_as_it_starts_shows_no_traceback(node, tmp
     )
     process.stdin.write(b"I")
     process.stdin.flush()
-    output = process.stdout.read()  # until its end; at that of the input it would be terminated
+    output = process.stdout.read()  # until its end; at the end of the input it would be terminated
     assert exit_code(process.wait(30)) == 130
     assert b"Traceback" not in output and b"never" not in output
 

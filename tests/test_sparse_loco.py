@@ -1,4 +1,4 @@
-"""SparseLoCo as a composition: the rule by hand, its equalities, its bytes, its restart."""
+"""SparseLoCo as a composition: the rule in numpy, its equalities, its bytes, its restart."""
 
 import copy
 
@@ -30,7 +30,7 @@ EXPECTED = ([1, -1.9, 0.5, 2.8], [0.8525, -1.9, 0.5, 2.65], [0.667125, -1.9, 0.3
 
 
 class Workers:
-    """Codecs of some workers and the shard that merges what they send; one tensor."""
+    """Codecs of some workers and the shard that merges their updates; one tensor."""
 
     def __init__(self, chosen, base, nb_workers):
         size = len(base)
@@ -152,7 +152,7 @@ def test_bytes_of_both_ways_against_bsp(down_codec, operation, times):
 
 
 def test_a_restart_goes_on_bit_for_bit():
-    """A worker that restores its state sends what it would have sent."""
+    """A worker that restores its state sends the same packets as before."""
     chosen = sparse_loco(2, chunk=8, chunk_k=2)
     rng = np.random.default_rng(5)
     changes = rng.standard_normal((8, 2, 40)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Snapshots on a real S3-compatible server: killed in mid-upload, replaced, refused."""
+"""Snapshots on a real S3-compatible server: writers killed during uploads, replaced, rejected."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ FLAGS = (
     *(f"--checkpoint_dir={ADDRESS}", "--slowdown=4", "--reconnect_timeout_seconds=60"),
 )
 
-#: Of a machine that others use, too; what is waited for comes as soon as it can.
+#: Generous, because other work runs on the machine; the events come as early as they can.
 LONG_SECONDS = 300
 
 
@@ -56,7 +56,7 @@ def wait_for(condition, nodes, seconds=60):
 
 
 def assert_no_leftovers(keep=3):
-    """Every object is one that the log needs, and the log has no more than is kept."""
+    """Check that the log needs every object, and that the log has no more than the limit."""
     names = set(store().names())
     logs = {name for name in names if name.startswith("log/")}
     contents = [entry(int(name[4:-5])) for name in logs]
@@ -105,7 +105,7 @@ def entries():
 
 
 def entry(number):
-    """Return what the log has at a number."""
+    """Return the log's lines at a number."""
     return json.loads(store().get(f"log/{number:09d}.json"))["content"]
 
 
@@ -124,7 +124,7 @@ def unfinished():
 @pytest.mark.product
 @pytest.mark.timeout(1200)
 def test_kills_in_mid_upload_and_the_newest_whole_snapshot_each_time(nodes, tmp_path):
-    """Each time another machine goes on: from what was whole, and from nothing newer or older."""
+    """Each time another machine resumes exactly the newest complete state."""
     kills, rng, num_unfinished = 30, random.Random(7), 0
     with held_writes() as writes:
         flags = ("--checkpoint_interval_seconds=0.2", "--keep_checkpoints=6")

@@ -1,4 +1,4 @@
-"""Tasks beyond classification with real PS, workers and Supervisor: any metric ends a run."""
+"""Tasks beyond classification with real PS, workers and Supervisor: any metric can end a run."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Each line of the threat model names its tests, and they exist."""
+"""Each line of the threat model names existing tests."""
 
 import re
 

@@ -1,8 +1,8 @@
-"""How long tests wait for events before they fail: by how fast this machine is right now.
+"""Time limits of tests that wait for events, scaled by the machine's present speed.
 
-A limit must never decide a test that passes, so it is generous and multiplied by `slowness`. That
-is measured once in each process: how much longer than on a quiet machine a fixed piece of work
-takes, which other work on the same cores makes longer, too.
+A limit must never decide a test that passes, so each limit is generous and multiplied by
+`slowness`. The slowness is measured once in each process: the time of a fixed piece of work,
+divided by its time on a quiet machine. Other work on the same cores increases this ratio.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST = 8.0
 
 @functools.cache
 def slowness() -> float:
-    """Return by what to multiply a limit: 1 on a quiet machine, at most 8."""
+    """Return the factor of all limits: 1 on a quiet machine, at most 8."""
     began = time.monotonic()
     total = 0
     for number in range(2_000_000):
@@ -28,7 +28,7 @@ def slowness() -> float:
 
 
 def patience(seconds: float) -> float:
-    """Return a limit of this machine, given that of a quiet one."""
+    """Return a limit for this machine, given the limit for a quiet machine."""
     return seconds * slowness()
 
 

@@ -46,7 +46,7 @@ def run_fork(words):
     for number in FORWARDED:
         signal.signal(number, lambda number, _: os.kill(pid, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-    for number in (0, 1, 2):  # who reads them waits for the fork alone
+    for number in (0, 1, 2):  # the reader waits only for the fork
         os.close(number)
     received = connection.recv(1 << 17)
     code = json.loads(received)["code"] if received else -signal.SIGKILL

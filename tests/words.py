@@ -1,6 +1,6 @@
-"""The project's words: what is not to be written, and what to write instead.
+"""The project's words: each banned word and the word to use instead.
 
-``python -m tests.words [FOLDER ...]`` lists every place that has a word of the list, be it in an
+``python -m tests.words [FOLDER ...]`` lists every place that has a banned word, be it in an
 identifier, a comment, a string or prose, and exits with 1 if there is one; ``make lint`` runs it.
 Protocol messages are sent, accepted, rejected and recorded; things have the names that the
 literature gives them. A line that must have such a word goes into ALLOWED.

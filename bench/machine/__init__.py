@@ -1,1 +1,1 @@
-"""What a machine's processor and memory, or its GPU, allow, and how near the ops come to it."""
+"""Benchmarks of the ops against the limits of a processor, its memory, or a GPU."""

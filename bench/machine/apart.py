@@ -1,4 +1,4 @@
-"""Runs one measurement in a process of its own: TensorFlow takes its threads only once."""
+"""Run one measurement in a separate process: TensorFlow's thread numbers are set only once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def measure_apart(module: str, *arguments: str) -> Any:
     """Return what ``python -m module arguments`` prints as JSON in its last line.
 
     Raises:
-        subprocess.SubprocessError: It failed, or took too long.
+        subprocess.SubprocessError: The process failed, or ran longer than `_TIMEOUT_SECONDS`.
     """
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],

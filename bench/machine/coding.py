@@ -1,7 +1,8 @@
-"""What DGS's coding costs beside the step of a larger model.
+"""Measure the cost of DGS's coding relative to a training step of a larger model.
 
-ResNet-18 for CIFAR (11,173,962 parameters), batch 64, R = 1 %, one thread, one process: the
-worker's selection and coding and the shard's decoding and applying, beside the step itself.
+The model is ResNet-18 for CIFAR (11,173,962 parameters) with batch size 64, R = 1 % (the share of
+entries that are sent), one thread and one process. The coding consists of the worker's selection
+and encoding and the shard's decoding and applying.
 
     python -m bench.machine.coding
 """
@@ -22,14 +23,14 @@ _BATCH, _RATE = 64, 0.05
 
 
 def rows() -> list[Row]:
-    """Measure, and return the row of the table."""
+    """Measure the coding and the step in a separate process; return the table's row."""
     coding, step = measure_apart("bench.machine.coding", "--in_process")
     name = "compress, encode, decode, apply of dgs / step of resnet18-cifar"
     return [Row(name, 1e3 * coding, "ms", 1e3 * step, coding / step, 0.1, "lower")]
 
 
 def _begun() -> tuple[Any, Any, Any, Any]:
-    """Return a step, a worker's core that has the model, a shard's model, and its decoder."""
+    """Return a train step, a worker core that has the model, a shard model, and its decoder."""
     import tensorflow as tf
 
     from thinwire.models.flat_model import SharedModel
@@ -63,7 +64,7 @@ def _begun() -> tuple[Any, Any, Any, Any]:
 
 
 def _measure() -> tuple[float, float]:
-    """Return the median seconds of (coding, the step)."""
+    """Return the median seconds of (coding, step)."""
     import numpy as np
 
     from thinwire.ops.weighting.base import Arrival

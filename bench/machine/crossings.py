@@ -1,13 +1,13 @@
-"""What crosses between host and device in an exchange, counted; it needs no GPU.
+"""Count the bytes that an exchange copies between host and device; needs no GPU.
 
     python -m bench.machine.crossings
 
-Model, gradients and residuals live on a device of their own: a second logical processor of
-TensorFlow, or a GPU where there is one. Counted are copies of a tensor to the host, arrays that
-become tensors, and transfers to the host within graphs (`_Send` nodes of their partitions). First
-codecs alone, then rounds of whole workers, from the model's variables to the weights that the reply
-brings, with as many local steps as they take. It exits with 1 where more crosses than what is sent
-and received.
+Model, gradients and residuals are on a separate device: a GPU if the machine has one, else a second
+logical CPU of TensorFlow. The program counts copies of tensors to the host, arrays that become
+tensors, and transfers to the host within graphs (`_Send` nodes of the graphs' partitions). It runs
+the codecs alone, then rounds of whole workers with their local steps, from the model's variables to
+the weights in the reply. The exit code is 1 if more bytes are copied than an exchange sends and
+receives.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ from thinwire.worker.core.messages import ShardReply
 SHAPES = ((1024, 512), (512,), (512, 100), (100,))
 SPEC = ModelSpec(tuple(TensorSpec(str(n), shape) for n, shape in enumerate(SHAPES)))
 RATE = 0.01
-_WARM = 3  # steps before what is counted: the graphs are made
-_DOWN, _UP = 16, 32  # bytes an entry: position, value and what it is coded as; where it is cleared
-_WHOLE = 4.1  # where all is sent, with the scores of its blocks
-_REST = 200  # numbers, flags; of each step
-_REPLY = 12  # bytes an entry of a reply: position and value
+_WARM = 3  # uncounted steps, in which TensorFlow traces the graphs
+# Bytes per pushed entry. To the host: position, value and coded form. To the device: the positions
+# at which the residual is cleared.
+_DOWN, _UP = 16, 32
+_WHOLE = 4.1  # bytes per entry of a dense push: a float32, and the scores of the blocks
+_REST = 200  # bytes of numbers and flags in each step
+_REPLY = 12  # bytes per entry of a reply: position and value
 _LOCAL_STEPS = 4
 CODECS = {
     "topk": {"error_feedback": True},
@@ -49,13 +51,13 @@ CODECS = {
 
 @dataclasses.dataclass(frozen=True)
 class WorkerCase:
-    """Rounds of a worker.
+    """A worker's configuration and the limits of its copies.
 
     Attributes:
-        method: Its method.
-        choices: Of the method.
-        reply: Entries of the reply / entries pushed.
-        most_down: Bytes an entry pushed, to the host, at most.
+        method: Name of the training method.
+        choices: Options of the method.
+        reply: Number of entries in the reply, divided by the number of pushed entries.
+        most_down: Maximum number of bytes that are copied to the host per pushed entry.
     """
 
     method: str
@@ -87,17 +89,20 @@ WORKERS = {
 
 @dataclasses.dataclass
 class Counts:
-    """Bytes of one exchange, and transfers within graphs."""
+    """Bytes that one exchange copies, and the number of transfers within graphs."""
 
-    down: int = 0  # to the host
-    up: int = 0  # to the device
-    sent: int = 0  # entries
-    inside: int = 0  # to the host, in the graphs that were made
+    down: int = 0  # bytes copied to the host
+    up: int = 0  # bytes copied to the device
+    sent: int = 0  # entries of the push
+    inside: int = 0  # transfers to the host in the graphs that ran for the first time
 
 
 @contextlib.contextmanager
 def graphs_made(where: str, counts: Counts) -> Iterator[None]:
-    """Count the floats that leave a device in graphs that run first meanwhile; flags may."""
+    """Count transfers of floats to the host in graphs that first run inside the block.
+
+    Transfers of flags are allowed and are not counted.
+    """
     import tensorflow as tf
     from tensorflow.python.eager import context
 
@@ -105,7 +110,7 @@ def graphs_made(where: str, counts: Counts) -> Iterator[None]:
     yield
     trace = context.context().export_run_metadata()
     context.context().disable_run_metadata()
-    for graph in (part for each in trace.function_graphs for part in each.partition_graphs):
+    for graph in (part for function in trace.function_graphs for part in function.partition_graphs):
         for node in graph.node:
             leaves = node.op == "_Send" and node.attr["send_device"].s.decode().endswith(where[1:])
             is_data = node.attr["T"].type == tf.float32.as_datatype_enum
@@ -114,11 +119,11 @@ def graphs_made(where: str, counts: Counts) -> Iterator[None]:
 
 @contextlib.contextmanager
 def copies(counts: Counts) -> Iterator[None]:
-    """Count the bytes that are copied meanwhile."""
+    """Count the bytes that are copied between host and device inside the block."""
     import tensorflow as tf
     from tensorflow.python.framework import constant_op
 
-    tensor = next(each for each in type(tf.constant(0)).__mro__ if "_numpy" in vars(each))
+    tensor = next(base for base in type(tf.constant(0)).__mro__ if "_numpy" in vars(base))
     fetch, place = tensor._numpy, constant_op.convert_to_eager_tensor
 
     def fetched(self: Any) -> Any:
@@ -139,7 +144,7 @@ def copies(counts: Counts) -> Iterator[None]:
 
 
 def device() -> str:
-    """Return the name of a device that is not the host's, before TensorFlow has begun."""
+    """Return the name of a device other than the host's. Call it before TensorFlow starts."""
     import tensorflow as tf
 
     tf.config.set_soft_device_placement(False)
@@ -152,7 +157,7 @@ def device() -> str:
 
 
 def exchange(name: str, where: str) -> Counts:
-    """Encode gradients on a device."""
+    """Encode gradients on the device `where`; return the counts of the last step."""
     import tensorflow as tf
 
     from thinwire.ops.kernels import load_kernels
@@ -166,19 +171,19 @@ def exchange(name: str, where: str) -> Counts:
         state = codec.init(SPEC, bodies)
         for step in range(1, _WARM + 2):
             drawn = [rng.standard_normal(tensor.size, np.float32) for tensor in SPEC.tensors]
-            gradient = [DeviceArray(each) for each in drawn]
+            gradient = [DeviceArray(array) for array in drawn]
             context = EncodeContext(step, 0.1, np.random.default_rng(step), bodies, epoch=1.0)
             with copies(counts) if step > _WARM else contextlib.nullcontext():
                 packet, state = codec.encode(gradient, state, context)
     for array in device_arrays(state, DeviceArray):
         if not array.value.device.endswith(where[1:]):
-            raise RuntimeError(f"a residual of {name} lies on {array.value.device}, not {where}")
+            raise RuntimeError(f"a residual of {name} is on {array.value.device}, not {where}")
     counts.sent = sum(block.values.data.size for block in packet.blocks)
     return counts
 
 
 class DeviceWorker:
-    """A worker without a network: its model and core on a device, and replies made up."""
+    """A worker without a network: model and core are on a device, replies are made up."""
 
     def __init__(self, name: str) -> None:
         import keras
@@ -194,7 +199,7 @@ class DeviceWorker:
         shared = SharedModel.of(keras.Sequential(layers))
         self._images, self._labels = tf.random.normal([4, 1024]), tf.zeros([4], tf.int32)
         self._step, self._none = TrainStep(shared), np.zeros(0, np.float32)
-        self.variables = [each.value for each in shared.variables]
+        self.variables = [variable.value for variable in shared.variables]
         case = WORKERS[name]
         self._reply_size = case.reply
         method = compose(Choices(method=case.method, nb_workers=2, **case.choices))
@@ -208,13 +213,14 @@ class DeviceWorker:
         self.finish([Block(0, offsets[-1], None, nothing, slots=len(offsets) - 1)])
 
     def round(self) -> int:
-        """Step and exchange; return how many entries were pushed."""
+        """Take the local steps and exchange; return the number of pushed entries."""
         request, steps = None, 0
         while request is None:
             steps += 1
             gradient, loss = self._step.gradients_on_device(self._images, self._labels, self._none)
             request = self.core.begin(gradient, 4, loss)
-            if request is None and steps == _LOCAL_STEPS:  # whose end is the shards' to decide
+            # With these methods the shards decide when a round ends; the loop plays the shards.
+            if request is None and steps == _LOCAL_STEPS:
                 request = self.core.end_round()
             if request is None:
                 self._step.set_weights(self.core.weights)
@@ -223,7 +229,10 @@ class DeviceWorker:
         return sum(block.values.data.size for block in blocks)
 
     def finish(self, pushed: Sequence[Block]) -> None:
-        """Take in a reply to such blocks: of sparse ones, other entries of the same slices."""
+        """Apply a made-up reply to the pushed blocks.
+
+        The reply to a sparse block has different entries of the same slices.
+        """
         blocks = []
         for block in pushed:
             at, count = None, block.size
@@ -238,7 +247,7 @@ class DeviceWorker:
 
 
 def worker_round(name: str, where: str) -> Counts:
-    """Play rounds of a worker whose model lies on a device."""
+    """Run rounds of a worker whose model is on the device `where`; return the last counts."""
     import tensorflow as tf
 
     counts = Counts()
@@ -249,31 +258,31 @@ def worker_round(name: str, where: str) -> Counts:
                 counts.sent = worker.round()
     for value in (worker.core.weights.value, *worker.variables):
         if not value.device.endswith(where[1:]):
-            raise RuntimeError(f"weights of {name} lie on {value.device}, not {where}")
+            raise RuntimeError(f"weights of {name} are on {value.device}, not {where}")
     return counts
 
 
 def device_arrays(state: Any, kind: type) -> Iterator[Any]:
-    """Yield the arrays of a state that live on a device."""
+    """Yield the arrays in a nested state that are on a device."""
     if isinstance(state, dict):
         state = list(state.values())
     if isinstance(state, list | tuple):
-        for each in state:
-            yield from device_arrays(each, kind)
+        for element in state:
+            yield from device_arrays(element, kind)
     elif isinstance(state, kind):
         yield state
 
 
 def hop(where: str) -> int:
-    """Return the transfers counted in a graph that has one to the host."""
+    """Return the number of counted transfers in a graph that has one transfer to the host."""
     import tensorflow as tf
 
     @tf.function
     def both(x: Any) -> Any:
         with tf.device("/CPU:0"):
-            there = x + 1.0
+            moved = x + 1.0
         with tf.device(where):
-            return there * 2.0
+            return moved * 2.0
 
     counts = Counts()
     with tf.device(where), graphs_made(where, counts):
@@ -282,7 +291,14 @@ def hop(where: str) -> int:
 
 
 def _exceeds(counts: Counts, reply: float, down: float, steps: int) -> bool:
-    """Return whether more crosses than what is sent, and received: so much of what is sent."""
+    """Return True if an exchange copies more bytes than it sends and receives.
+
+    Args:
+        counts: Counts of the exchange.
+        reply: Number of entries in the reply, divided by the number of pushed entries.
+        down: Maximum number of bytes copied to the host per pushed entry.
+        steps: Number of local steps in the exchange.
+    """
     most_up = (_UP + reply * _REPLY) * counts.sent + steps * _REST
     return counts.inside > 0 or (
         counts.down > down * counts.sent + steps * _REST or counts.up > most_up

@@ -1,10 +1,10 @@
-"""Every op on a GPU: equal to numpy, and how near to the GPU's memory bandwidth.
+"""Compare every op on a GPU with numpy's results and with the GPU's memory bandwidth.
 
     python -m bench.machine.gpu
 
-Each `tf.function` of `ops.kernels` runs with all its tensors on the GPU and soft placement off, so
-that an operation which only a CPU has is an error. Without a GPU it reports `no GPU`.
-``--device cpu`` runs the same on the processor.
+Each `tf.function` of `ops.kernels` runs with all its tensors on the GPU. Soft placement is off, so
+that an operation without a GPU kernel is an error. Without a GPU the program reports `no GPU`.
+``--device cpu`` runs the ops on the processor.
 """
 
 from __future__ import annotations
@@ -28,21 +28,27 @@ RATE = 0.01
 BLOCK = 1024
 LEVEL_BITS = 4
 CHUNK_KEPT = 64
-COLUMNS, RANK = 128, 2  # of a matrix
+COLUMNS, RANK = 128, 2  # of the matrix that low-rank ops approximate
 _REPEATS = 20
 _FLOAT = 4  # bytes
-_TF32 = 2e-3  # of sums of products whose factors have 10 bits of mantissa
+_TF32 = 2e-3  # tolerance for sums of products whose factors have 10 bits of mantissa
 
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """One body: what it is given, what numpy makes of the same, and the bytes it must move.
+    """One op with its inputs, numpy's outputs for these inputs, and its memory traffic.
 
     Attributes:
-        shaping: Places of the inputs, beside integers, that the shapes of outputs follow from.
-        tolerance: Relative to the largest value; 0: bit for bit.
-        on_gpu: The same on a GPU, if it is another: that multiplies matrices with 10 bits of
-            mantissa (TF32) unless the user's program forbids it.
+        name: Name of the op.
+        body: Function that runs the op.
+        inputs: Arguments of `body`.
+        expected: Outputs of the numpy implementation.
+        num_bytes: Number of bytes that the op must read and write.
+        tolerance: Tolerance relative to the largest value; 0 requires bit-for-bit equality.
+        on_gpu: Tolerance on a GPU, or None if it equals `tolerance`. A GPU multiplies matrices with
+            10 bits of mantissa (TF32) unless the user's program forbids it.
+        shaping: Indices of the inputs that determine the shapes of outputs, in addition to all
+            integer inputs.
     """
 
     name: str
@@ -55,36 +61,36 @@ class Op:
     shaping: tuple[int, ...] = ()
 
     def fixed(self) -> list[bool]:
-        """Return of each input whether shapes follow from it: XLA takes it as a constant alone."""
-        arrays = [np.asarray(each) for each in self.inputs]
-        numbers = [each.ndim == 0 and each.dtype.kind in "iu" for each in arrays]
+        """Return for each input True if output shapes depend on it: XLA needs it as a constant."""
+        arrays = [np.asarray(array) for array in self.inputs]
+        numbers = [array.ndim == 0 and array.dtype.kind in "iu" for array in arrays]
         return [number or place in self.shaping for place, number in enumerate(numbers)]
 
     def tolerance_on(self, gpu: bool) -> float:
-        """Return the tolerance on a GPU, or elsewhere."""
+        """Return the tolerance on a GPU if `gpu` is True, else on a processor."""
         return self.on_gpu if gpu and self.on_gpu is not None else self.tolerance
 
     def given(self) -> list[Any]:
-        """Return the other inputs."""
+        """Return the inputs that are not `fixed`, which are the arguments of an XLA program."""
         pairs = zip(self.inputs, self.fixed(), strict=True)
-        return [each for each, fixed in pairs if not fixed]
+        return [value for value, fixed in pairs if not fixed]
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What one op came to on a device."""
+    """Result of one op on a device."""
 
     name: str
-    error: str  # empty: equal to numpy
+    error: str  # empty if the outputs equal numpy's
     seconds: float
-    share: float  # of the bandwidth that a copy has on the same device
+    share: float  # the op's bandwidth divided by a plain copy's on the same device
 
 
 class Given:
-    """Inputs of `size` entries that several ops share, and the numpy bodies."""
+    """Inputs of `size` entries that several ops share, and the numpy implementations."""
 
     def __init__(self, size: int) -> None:
-        """Draw three vectors, and select from the first."""
+        """Draw three random vectors, and select entries of the first vector."""
         self.size, self.plain = size, load_kernels("numpy")
         self.rng = np.random.default_rng(0)
         self.x, self.y, self.z = (self.rng.standard_normal(size, np.float32) for _ in range(3))
@@ -93,8 +99,8 @@ class Given:
 
 
 def ops(size: int) -> Iterator[Op]:
-    """Yield every body with inputs for `size` entries."""
-    given = Given(size)
+    """Yield every op with inputs of `size` entries."""
+    data = Given(size)
     for some in (
         _selecting,
         _by_magnitude,
@@ -106,24 +112,25 @@ def ops(size: int) -> Iterator[Op]:
         _of_chunks,
         _of_matrices,
     ):
-        yield from some(given)
+        yield from some(data)
 
 
 def _selecting(given: Given) -> Iterator[Op]:
     from thinwire.ops.kernels import tensorflow_select as bodies
 
-    size, x, kept = given.size, given.x, given.kept
-    planned = bodies.plan(size, kept)
-    padded = given.where, given.values, np.int32(kept)
+    size, x, count = given.size, given.x, given.kept
+    planned = bodies.plan(size, count)
+    padded = given.where, given.values, np.int32(count)
     yield Op("top_k", bodies._top_k, (x, *planned), padded, _FLOAT * size)
-    half = np.float32(-0.5)  # product exact, so that one rounding or two make no difference
-    rest = given.y.copy()
-    where, values, _ = given.plain.feedback_top_k(rest, x, kept, half)
+    # The product with -0.5 is exact, so that a fused multiply-add and separate roundings are equal.
+    half = np.float32(-0.5)
+    residual = given.y.copy()
+    where, values, _ = given.plain.feedback_top_k(residual, x, count, half)
     yield Op(
         "feedback_top_k",
         bodies._feedback_top_k,
         (given.y, x, half, *planned),
-        (rest, where, values, np.int32(kept)),
+        (residual, where, values, np.int32(count)),
         3 * _FLOAT * size,
     )
     total = given.y.copy()
@@ -141,9 +148,10 @@ def _selecting(given: Given) -> Iterator[Op]:
 def _by_magnitude(given: Given) -> Iterator[Op]:
     from thinwire.ops.kernels import tensorflow_select as bodies
 
-    size, x, kept = given.size, given.x, given.kept
-    threshold, capacity = np.float32(np.abs(given.values).min()), min(size, 2 * kept)
-    where, values = numpy_select.at_least(x, threshold, kept)  # perhaps more: equals
+    size, x, count = given.size, given.x, given.kept
+    threshold, capacity = np.float32(np.abs(given.values).min()), min(size, 2 * count)
+    # Several entries may equal the threshold, so that more than `count` entries can be selected.
+    where, values = numpy_select.at_least(x, threshold, count)
     padded = np.full(capacity, size), np.zeros(capacity, np.float32)
     padded[0][: where.size], padded[1][: where.size] = where, values
     yield Op(
@@ -159,7 +167,7 @@ def _of_arrays(given: Given) -> Iterator[Op]:
     from thinwire.ops.kernels import device
     from thinwire.ops.kernels import tensorflow_ops as bodies
 
-    size, x, kept = given.size, given.x, given.kept
+    size, x, count = given.size, given.x, given.kept
     yield Op("is_finite", bodies._is_finite, (x,), (np.bool_(True),), _FLOAT * size)
     length = np.linalg.norm(x.astype(np.float64))
     yield Op("norm", bodies._norm, (x,), (length,), _FLOAT * size, 1e-12)
@@ -167,7 +175,7 @@ def _of_arrays(given: Given) -> Iterator[Op]:
     changed[given.where] = 0
     cleared = np.zeros_like(given.values)
     yield Op("put", device._put, (x, given.where, cleared), (changed,), 2 * _FLOAT * size)
-    yield Op("taken", device._taken, (x, given.where), (given.values,), 64 * kept)
+    yield Op("taken", device._taken, (x, given.where), (given.values,), 64 * count)
 
 
 def _changing(given: Given) -> Iterator[Op]:
@@ -320,7 +328,7 @@ def _of_matrices(given: Given) -> Iterator[Op]:
 
 
 def difference(op: Op, found: Sequence[Any], on_gpu: bool = False) -> str:
-    """Return what differs from numpy beyond the tolerance; empty if nothing does."""
+    """Return a text about the first output that differs from numpy's; empty if all are equal."""
     tolerance = op.tolerance_on(on_gpu)
     for number, (got, want) in enumerate(zip(found, op.expected, strict=True)):
         got, want = np.asarray(got), np.asarray(want)
@@ -334,7 +342,7 @@ def difference(op: Op, found: Sequence[Any], on_gpu: bool = False) -> str:
 
 
 def _seconds(call: Callable[[], Any]) -> float:
-    """Return the median of calls whose results are waited for."""
+    """Return the median seconds of a call, including the wait for its results."""
     import tensorflow as tf
 
     taken = []
@@ -347,10 +355,10 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 def measure(device: str, size: int) -> Iterator[Measured]:
-    """Run every op on a TensorFlow device; yield what came of it.
+    """Run every op on a TensorFlow device; yield the results.
 
     Raises:
-        tensorflow.errors.InvalidArgumentError: An operation cannot be placed there.
+        tensorflow.errors.InvalidArgumentError: The device cannot run an operation.
     """
     import tensorflow as tf
 
@@ -361,11 +369,11 @@ def measure(device: str, size: int) -> Iterator[Measured]:
         bandwidth = 2 * _FLOAT * size / copied
         for op in ops(size):
             with tf.device(device):
-                inputs = [tf.constant(each) for each in op.inputs]
-            found = op.body(*inputs)
-            found = found if isinstance(found, list | tuple) else [found]
+                inputs = [tf.constant(value) for value in op.inputs]
+            outputs = op.body(*inputs)
+            outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
             on_gpu = "GPU" in device.upper()
-            error = difference(op, [each.numpy() for each in found], on_gpu)
+            error = difference(op, [value.numpy() for value in outputs], on_gpu)
             seconds = _seconds(lambda op=op, inputs=inputs: op.body(*inputs))
             yield Measured(op.name, error, seconds, op.num_bytes / seconds / bandwidth)
 
@@ -373,7 +381,7 @@ def measure(device: str, size: int) -> Iterator[Measured]:
 def main() -> int:
     options = argparse.ArgumentParser(prog="python -m bench.machine.gpu", description=__doc__)
     options.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
-    options.add_argument("--size", type=int, default=SIZE, help="entries of a vector")
+    options.add_argument("--size", type=int, default=SIZE, help="number of entries of each vector")
     arguments = options.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
@@ -386,11 +394,11 @@ def main() -> int:
         f"{devices[0].name}, {arguments.size:,} entries, TensorFlow {tf.__version__}\n"
     )
     failed = 0
-    for each in measure(devices[0].name, arguments.size):
-        failed += bool(each.error)
-        verdict = each.error or "equal to numpy"
+    for result in measure(devices[0].name, arguments.size):
+        failed += bool(result.error)
+        verdict = result.error or "equal to numpy"
         sys.stdout.write(
-            f"{each.name:14} {1e3 * each.seconds:9.3f} ms  {each.share:5.2f} of a "
+            f"{result.name:14} {1e3 * result.seconds:9.3f} ms  {result.share:5.2f} of a "
             f"copy's bandwidth  {verdict}\n"
         )
     return 1 if failed else 0

@@ -1,10 +1,10 @@
-"""The ops' XLA programs, for machines without TensorFlow: with their inputs and answers.
+"""Export the ops as XLA programs, with inputs and expected outputs, for use without TensorFlow.
 
     python -m bench.machine.gpu_programs FOLDER
 
-Of every `tf.function` that `bench.machine.gpu` checks, the StableHLO module for one size is
-written, beside its inputs and what numpy makes of them. ``bench/machine/run_programs.py FOLDER``,
-which needs only numpy and jax, then runs them on any device.
+For every `tf.function` that `bench.machine.gpu` checks, this program writes the StableHLO module
+for one size, its inputs, and numpy's outputs. ``bench/machine/run_programs.py FOLDER``, which needs
+only numpy and jax, runs these modules on any device.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ from bench.machine import gpu
 
 SIZE = 200_000
 MANIFEST = "manifest.json"
-#: What runs elsewhere reads these.
+#: Version of the folder's format; run_programs.py accepts only its own version.
 FORMAT_VERSION = 2
 
 
 def write(folder: pathlib.Path, size: int) -> dict[str, Any]:
     """Write every op's program, inputs and expected outputs to a new folder; return the manifest.
 
-    ``NAME.stablehlo`` is a portable StableHLO artifact; ``NAME.npz`` holds its arguments ``in0``,
-    ``in1`` ... (what shapes follow from is part of the program), and ``out0`` ... .
+    ``NAME.stablehlo`` is a portable StableHLO artifact. ``NAME.npz`` holds the program's arguments
+    ``in0``, ``in1`` ... and the expected outputs ``out0`` ... . Inputs that determine output shapes
+    are constants in the program.
 
     Raises:
-        FileExistsError: The folder is there.
+        FileExistsError: The folder exists.
     """
     import tensorflow as tf
 
     folder.mkdir(parents=True)
     listed = []
     for op in gpu.ops(size):
-        inputs = [np.asarray(each) for each in op.given()]
-        expected = [np.asarray(each) for each in op.expected]
+        inputs = [np.asarray(array) for array in op.given()]
+        expected = [np.asarray(array) for array in op.expected]
         (folder / f"{op.name}.stablehlo").write_bytes(lowered(op))
-        arrays = {f"in{place}": each for place, each in enumerate(inputs)}
-        arrays |= {f"out{place}": each for place, each in enumerate(expected)}
+        arrays = {f"in{place}": array for place, array in enumerate(inputs)}
+        arrays |= {f"out{place}": array for place, array in enumerate(expected)}
         np.savez_compressed(folder / f"{op.name}.npz", **arrays)
         listed.append(
             {
@@ -67,22 +68,22 @@ def write(folder: pathlib.Path, size: int) -> dict[str, Any]:
 
 
 def lowered(op: gpu.Op) -> bytes:
-    """Return the op's StableHLO module; what shapes follow from is a constant of it."""
+    """Return the op's StableHLO module. Inputs that determine output shapes are constants."""
     import tensorflow as tf
     from tensorflow.compiler.mlir.stablehlo import stablehlo
 
     body: Any = op.body
 
     def whole(*given: Any) -> Any:
-        left = iter(given)
+        remaining = iter(given)
         arguments = [
-            tf.constant(each) if fixed else next(left)
-            for each, fixed in zip(op.inputs, op.fixed(), strict=True)
+            tf.constant(value) if fixed else next(remaining)
+            for value, fixed in zip(op.inputs, op.fixed(), strict=True)
         ]
         return body.python_function(*arguments)
 
     program = tf.function(whole, jit_compile=True)
-    given = [tf.constant(each) for each in op.given()]
+    given = [tf.constant(value) for value in op.given()]
     module = program.experimental_get_compiler_ir(*given)(stage="stablehlo_serialized")
     artifact: bytes = stablehlo.serialize_portable_artifact_str(
         module, stablehlo.get_minimum_version()
@@ -94,8 +95,8 @@ def main() -> int:
     options = argparse.ArgumentParser(
         prog="python -m bench.machine.gpu_programs", description=__doc__
     )
-    options.add_argument("folder", type=pathlib.Path, help="is made")
-    options.add_argument("--size", type=int, default=SIZE, help="entries of a vector")
+    options.add_argument("folder", type=pathlib.Path, help="new folder for the programs")
+    options.add_argument("--size", type=int, default=SIZE, help="number of entries of each vector")
     arguments = options.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")

@@ -1,8 +1,8 @@
-"""Select, apply and index bytes against their floors.
+"""Compare selection, applying and index coding with their lower limits.
 
-The memory floor is measured in the same run, in turn with the work. Arrays of 1.2 M entries are
-taken in rotation from a set larger than the last-level cache: in training, too, the rest of the
-step has swept the cache before the gradient is selected from.
+The memory limit is measured in the same run, alternating with the work. Arrays of 1.2 M entries are
+taken in rotation from a set larger than the last-level cache. This corresponds to training, where
+the forward and backward passes evict the gradient from the cache before the selection reads it.
 
     python -m bench.machine.kernels
 """
@@ -24,15 +24,15 @@ from thinwire.ops.wire.blocks import IndexChooser
 
 RATE = 0.01
 SIZES = {"1.2 M": 1_200_000, "25 M": 25_000_000}
-UPDATES_BEHIND = 3  # as with four workers of equal speed
-_ROTATION_ENTRIES = 25_000_000  # in all copies of one array: 100 MB
-_POOL_SURPLUS = 4_000_000  # entries by which the beginnings of gradients vary
+UPDATES_BEHIND = 3  # staleness of a push with four workers of equal speed
+_ROTATION_ENTRIES = 25_000_000  # total of all copies of one array: 100 MB
+_POOL_SURPLUS = 4_000_000  # range of the start positions of gradients in the pool, in entries
 _LINE = 16  # entries of a cache line
 _REPEATS = 15
 
 
 def rows(with_tensorflow: bool = True) -> list[Row]:
-    """Measure, and return the rows of the table; without TensorFlow its ratios are left out."""
+    """Measure, and return the table's rows, with TensorFlow's ratios if `with_tensorflow`."""
     contenders = [load_kernels("numpy")]
     if with_tensorflow:
         contenders.append(load_kernels("tf"))
@@ -41,16 +41,17 @@ def rows(with_tensorflow: bool = True) -> list[Row]:
 
 
 def _select_row(name: str, size: int, contenders: list[Kernels]) -> Row:
-    """Error-feedback step r += g, select, take, r[idx] = 0 against: read r and g, write r.
+    """Compare an error-feedback step with its memory traffic: read r and g, write r.
 
-    As in the codec, a step knows the threshold of the one before; residuals are those of a long
-    run, for at its beginning the threshold moves with every step. A gradient is a run of a pool
-    that begins anywhere: gradients that come back add up, and the threshold would move as well.
+    The step is r += g, select, take, r[idx] = 0 with residual r and gradient g. As in the codec, a
+    step starts from the previous step's threshold. Residuals are from a long run, because the
+    threshold moves with every step at the start of a run. Each gradient is a slice of a random pool
+    at a random start: gradients that repeat would add up in the residual and move the threshold.
     """
     rng = np.random.default_rng(0)
     copies = max(1, _ROTATION_ENTRIES // size)
     pool = rng.standard_normal(_ROTATION_ENTRIES + _POOL_SURPLUS, np.float32)
-    kept = int(RATE * size)
+    count = int(RATE * size)
     settled = _settled_residual(contenders[0], rng)
     started = np.tile(settled, -(-size // settled.size))[:size]
     residuals = {body.name: np.tile(started, (copies, 1)) for body in contenders}
@@ -68,15 +69,15 @@ def _select_row(name: str, size: int, contenders: list[Kernels]) -> Row:
     def step(body: Kernels) -> None:
         hint = hints[body.name]
         for number, residual in enumerate(residuals[body.name]):
-            given = float(hint[number])
-            hint[number] = body.feedback_top_k(residual, gradient(), kept, hint=given)[2]
+            threshold = float(hint[number])
+            hint[number] = body.feedback_top_k(residual, gradient(), count, hint=threshold)[2]
 
     seconds = times([floor, *(lambda b=body: step(b) for body in contenders)], _REPEATS)
     return _timed_row(f"select 1 % with error feedback, {name}", seconds, copies, 2.5)
 
 
 def _settled_residual(body: Kernels, rng: np.random.Generator) -> np.ndarray:
-    """Return the residual of gradients like these after many steps."""
+    """Return the residual that remains after many steps with random gradients."""
     residual, hint = np.zeros(100_000, np.float32), 0.0
     for _ in range(200):
         gradient = rng.standard_normal(residual.size, np.float32)
@@ -85,15 +86,19 @@ def _settled_residual(body: Kernels, rng: np.random.Generator) -> np.ndarray:
 
 
 def _apply_row(contenders: list[Kernels]) -> Row:
-    """Sigma from the updates in between, damp, apply; against the cache lines this must touch."""
+    """Compare a damped sparse update with the traffic of the cache lines it must touch.
+
+    The work computes each entry's staleness from the updates since the push's base version, damps
+    the entries and applies them.
+    """
     size = SIZES["25 M"]
-    kept = int(RATE * size)
+    count = int(RATE * size)
     rng = np.random.default_rng(1)
     theta = rng.standard_normal(size, np.float32)
     other = rng.standard_normal(size, np.float32)
-    values = rng.standard_normal(kept, np.float32)
+    values = rng.standard_normal(count, np.float32)
     *window, indices = (
-        contenders[0].random_k(size, kept, rng).astype(dtype)
+        contenders[0].random_k(size, count, rng).astype(dtype)
         for dtype in [np.int32] * UPDATES_BEHIND + [np.int64]
     )
     scratch = np.zeros(size, np.uint16)
@@ -107,11 +112,12 @@ def _apply_row(contenders: list[Kernels]) -> Row:
 
     seconds = times([stream, *(lambda b=body: apply(b) for body in contenders)], _REPEATS)
     line = 64
-    scatter = 8 + 4 + 2 * line  # index, value, the weight's line read and written
-    staleness = line + UPDATES_BEHIND * (4 + 2 * line)  # counter read; index, counter counted up
-    # Bytes that this must move, against those of the stream.
-    share = kept * (scatter + staleness) / (12 * size)
-    seconds[0] = [share * each for each in seconds[0]]
+    scatter = 8 + 4 + 2 * line  # bytes: index, value, the weight's cache line read and written
+    # Bytes: one counter's line read; per missed update an index, and a counter's line incremented.
+    staleness = line + UPDATES_BEHIND * (4 + 2 * line)
+    # Scale the stream's time by the bytes that the update must move / the bytes of the stream.
+    share = count * (scatter + staleness) / (12 * size)
+    seconds[0] = [share * duration for duration in seconds[0]]
     row = _timed_row(f"apply 1 % with per-entry staleness {UPDATES_BEHIND}, 25 M", seconds, 1, 2.0)
     bare = row.ratio * (scatter + staleness) / scatter
     note = f"{row.note + '; ' if row.note else ''}lines of the scatter alone: {bare:.1f}"
@@ -119,21 +125,23 @@ def _apply_row(contenders: list[Kernels]) -> Row:
 
 
 def _timed_row(work: str, seconds: list[list[float]], copies: int, goal: float) -> Row:
-    """Make a row of every call's seconds of [floor, numpy, maybe TensorFlow]."""
-    floor, ours, *others = (statistics.median(own) / copies * 1e3 for own in seconds)
-    note = "".join(f"tf.function: {other / floor:.1f}" for other in others)
-    ratios = quartiles(own / least for least, own in zip(*seconds[:2], strict=True))
+    """Return a row from the seconds of all calls: [floor, numpy] or [floor, numpy, TensorFlow]."""
+    floor, ours, *tensorflow = (
+        statistics.median(durations) / copies * 1e3 for durations in seconds
+    )
+    note = "".join(f"tf.function: {other / floor:.1f}" for other in tensorflow)
+    ratios = quartiles(durations / least for least, durations in zip(*seconds[:2], strict=True))
     return Row(work, ours, "ms", floor, ours / floor, goal, "lower", note, ratios)
 
 
 def _index_rows() -> Iterator[Row]:
     size = SIZES["1.2 M"]
     for rate in (0.01, 0.001):
-        kept = int(rate * size)
-        indices = load_kernels("numpy").random_k(size, kept, np.random.default_rng(2))
-        values = CodedValues("float32", np.zeros(kept, np.float32))
+        count = int(rate * size)
+        indices = load_kernels("numpy").random_k(size, count, np.random.default_rng(2))
+        values = CodedValues("float32", np.zeros(count, np.float32))
         coded = IndexChooser().encode(Block(0, size, indices, values))
-        ours, limit = len(coded.index_bytes) / kept, entropy_bytes(size, kept) / kept
+        ours, limit = len(coded.index_bytes) / count, entropy_bytes(size, count) / count
         work = f"index bytes at {rate:.1%}, random positions"
         note = coded.coding.name.lower()
         yield Row(work, ours, "B/entry", limit, ours / limit, 1.10, "lower", note)

@@ -1,8 +1,9 @@
-"""Index bytes of real AdaComp pushes, against the entropy of positions drawn at random.
+"""Compare the index bytes of real AdaComp pushes with the entropy of random positions.
 
-Real positions cluster, so they can take less than log2 C(n, k) bits: that is the limit only of a
-coding that knows nothing of gradients. AdaComp's CNN, c = 1 %, batch 10, one worker in one process;
-the pushes after 1,000 updates are coded as a worker codes them.
+Positions in real pushes cluster, so that they can take less than log2 C(n, k) bits, which is the
+limit for uniformly random positions. The model is AdaComp's CNN with c = 1 % (the share of entries
+sent), batch size 10 and one worker in one process. The program codes the pushes after 1,000 updates
+as a worker does.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ _UPDATES, _MEASURED, _RATE, _BATCH = 1000, 100, 0.02, 10
 
 
 def rows() -> list[Row]:
-    """Measure, and return the row of the table."""
+    """Measure in a separate process, and return the table's row."""
     ours, limit = measure_apart("bench.machine.positions")
     name = f"index bytes at 1 %, real pushes after {_UPDATES} updates"
     return [Row(name, ours, "B/entry", limit, ours / limit, 0.75, "lower")]
 
 
 def _begun() -> tuple[Any, Any]:
-    """Return a step, and a worker's core that has the model."""
+    """Return a train step, and a worker core that has the model."""
     from thinwire.models.flat_model import SharedModel
     from thinwire.ops.downlink.types import Operation
     from thinwire.ops.kernels import load_kernels
@@ -52,7 +53,7 @@ def _begun() -> tuple[Any, Any]:
 
 
 def _measure() -> tuple[float, float]:
-    """Return (bytes an entry of ours, of the entropy)."""
+    """Return (index bytes per entry as coded, index bytes per entry by the entropy)."""
     import numpy as np
 
     from bench.peers import work

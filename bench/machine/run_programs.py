@@ -1,10 +1,10 @@
-"""Run the ops' XLA programs on whatever device jax has, and compare with numpy's answers.
+"""Run the ops' XLA programs on jax's first device, and compare the outputs with numpy's.
 
     python3 bench/machine/run_programs.py FOLDER [--out FOLDER]
 
-FOLDER is what ``python -m bench.machine.gpu_programs`` wrote. This file needs numpy and jax alone,
-so that it can be carried to a machine where neither TensorFlow nor this repository is. It prints a
-table, and writes it as Markdown and JSON; the exit code is 1 if a program's answer differs.
+FOLDER is the output of ``python -m bench.machine.gpu_programs``. This file needs only numpy and
+jax, so that it runs on a machine without TensorFlow and without this repository. It prints a table
+and writes it as Markdown and JSON. The exit code is 1 if a program's output differs.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from jaxlib.mlir.dialects import stablehlo
 
 FORMAT_VERSION = 2
 _REPEATS = 20
-_COPIED_BYTES = 1 << 30  # of the plain copy, read and written together, at most
+_COPIED_BYTES = 1 << 30  # maximum size of the plain copy, reads and writes together
 _FLOAT = 4  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """What became of one program."""
+    """Result of one program."""
 
     name: str
-    error: str  # empty: equal to numpy within the tolerance
+    error: str  # empty if the outputs equal numpy's within the tolerance
     largest_gap: float
     tolerance: float
     milliseconds: float
-    share: float  # of the bandwidth that a plain copy has on the same device
+    share: float  # the program's bandwidth divided by a plain copy's on the same device
 
 
 def load(artifact: bytes, device: Any) -> Callable[[Sequence[Any]], list[Any]]:
-    """Compile a portable StableHLO artifact for a device; return what runs it.
+    """Compile a portable StableHLO artifact for a device; return a function that runs it.
 
-    The calls are those that jax itself makes; older versions have them under another name.
+    The function uses jax's internal calls, whose names differ between jax versions.
     """
     client, options = device.client, extended.get_compile_options(1, 1)
     with mlir.make_ir_context() as context:
@@ -60,7 +60,7 @@ def load(artifact: bytes, device: Any) -> Callable[[Sequence[Any]], list[Any]]:
 
     def run(arguments: Sequence[Any]) -> list[Any]:
         results = executable.execute_sharded(list(arguments))
-        return [each[0] for each in results.disassemble_into_single_device_arrays()]
+        return [shards[0] for shards in results.disassemble_into_single_device_arrays()]
 
     return run
 
@@ -74,7 +74,7 @@ def _device_list(device: Any) -> Any:
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
-    """Return the median seconds of calls whose results are waited for."""
+    """Return the median seconds of a call, including the wait for its results."""
     taken = []
     for _ in range(_REPEATS):
         start = time.perf_counter()
@@ -84,7 +84,7 @@ def seconds_of(call: Callable[[], Any]) -> float:
 
 
 def bandwidth(device: Any, size: int) -> float:
-    """Return the bytes a second of reading and writing `size` float32."""
+    """Return the device's copy bandwidth in bytes per second, for `size` float32 entries."""
     source = jax.device_put(np.zeros(min(size, _COPIED_BYTES // (2 * _FLOAT)), np.float32), device)
     copy = jax.jit(lambda x: x + 1)
     jax.block_until_ready(copy(source))
@@ -92,7 +92,7 @@ def bandwidth(device: Any, size: int) -> float:
 
 
 def difference(found: Any, wanted: np.ndarray, tolerance: float) -> tuple[str, float]:
-    """Return what is wrong with one output, or an empty string, and the largest gap."""
+    """Return an error text, empty if the output is correct, and the largest absolute gap."""
     got = np.asarray(found)
     if got.shape != wanted.shape:
         return f"has the shape {got.shape}, numpy's {wanted.shape}", 0.0
@@ -107,28 +107,28 @@ def difference(found: Any, wanted: np.ndarray, tolerance: float) -> tuple[str, f
 
 
 def run_program(folder: pathlib.Path, listed: dict[str, Any], device: Any, peak: float) -> Ran:
-    """Run one program of the manifest; what the device refuses is an error of that program."""
+    """Run one program of the manifest. A failure on the device becomes the result's `error`."""
     name = listed["name"]
     tolerance = listed["on_gpu" if device.platform == "gpu" else "tolerance"]
     arrays = np.load(folder / f"{name}.npz")
-    wanted = [arrays[f"out{place}"] for place in range(listed["outputs"])]
+    expected = [arrays[f"out{place}"] for place in range(listed["outputs"])]
     try:
         run = load((folder / f"{name}.stablehlo").read_bytes(), device)
         inputs = [jax.device_put(arrays[f"in{place}"], device) for place in range(listed["inputs"])]
-        found = jax.block_until_ready(run(inputs))
+        outputs = jax.block_until_ready(run(inputs))
         seconds = seconds_of(lambda: run(inputs))
     except (RuntimeError, TypeError, ValueError, ir.MLIRError) as refusal:
         text = str(refusal).strip() or repr(refusal)
         return Ran(name, text.splitlines()[0][:200], 0.0, tolerance, 0.0, 0.0)
-    compared = [difference(*pair, tolerance) for pair in zip(found, wanted, strict=True)]
+    compared = [difference(*pair, tolerance) for pair in zip(outputs, expected, strict=True)]
     errors = [f"output {place} {text}" for place, (text, _) in enumerate(compared) if text]
-    gap = max(each for _, each in compared)
+    gap = max(gap for _, gap in compared)
     share = listed["bytes"] / seconds / peak
     return Ran(name, "; ".join(errors), gap, tolerance, 1e3 * seconds, share)
 
 
 def document(rows: Sequence[Ran], about: dict[str, Any]) -> str:
-    """Return the table as Markdown."""
+    """Return the device's facts and the table as Markdown."""
     lines = ["# The ops' XLA programs on a device", ""]
     lines += [f"- {key}: {value}" for key, value in about.items()]
     lines += [
@@ -145,10 +145,12 @@ def document(rows: Sequence[Ran], about: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Run all programs of a folder."""
+    """Run all programs of a folder; return the exit code."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("folder", type=pathlib.Path)
-    options.add_argument("--out", type=pathlib.Path, help="where results go; FOLDER if not given")
+    options.add_argument(
+        "--out", type=pathlib.Path, help="folder for the results; FOLDER by default"
+    )
     arguments = options.parse_args()
     jax.config.update("jax_enable_x64", True)  # positions are int64
     manifest = json.loads((arguments.folder / "manifest.json").read_text())
@@ -160,7 +162,9 @@ def main() -> int:
         return 2
     device = jax.devices()[0]
     peak = bandwidth(device, manifest["size"])
-    rows = [run_program(arguments.folder, each, device, peak) for each in manifest["programs"]]
+    rows = [
+        run_program(arguments.folder, program, device, peak) for program in manifest["programs"]
+    ]
     about = {
         "device": f"{device.device_kind} ({device.platform})",
         "jax": jax.__version__,

@@ -1,6 +1,7 @@
-"""The same training by other systems, each with its best of three learning rates.
+"""Comparison of Thinwire with other systems (peers) that train the same model on the same links.
 
-`plan` lists the runs and their records, `contenders` the commands of each system, `running` starts
-their processes in network namespaces (`lab`), `report` and `picture` make the tables and
-the picture. ``python -m bench.peers`` does all that; README.md beside this file explains it.
+`plan` lists the runs and reads their records, `contenders` defines the processes of each system,
+`running` starts these processes in network namespaces (`lab`), and `report` and `picture` produce
+the tables and the picture. ``python -m bench.peers`` runs all of this; README.md in this folder
+explains it.
 """

@@ -1,4 +1,4 @@
-"""Who takes part: what processes each contender is, and where they run."""
+"""The contenders of the comparison: the processes of each system, and the places they run in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.peers.lab import SERVER, Lab, worker
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-#: Where setup.sh makes the peers' environments.
+#: Folder of the peers' virtual environments, which setup.sh creates.
 ENVIRONMENTS = Path(os.environ.get("THINWIRE_PEERS") or _CACHE / "thinwire" / "peers")
 _TORCH, _MXNET, _FLOWER, _HIVEMIND = (
     ENVIRONMENTS / name / "bin" / "python" for name in ("torch", "mxnet", "flower", "hivemind")
@@ -28,7 +28,7 @@ Sort = Literal["ours", "parameter server", "among workers", "federated"]
 
 @dataclasses.dataclass(frozen=True)
 class PeerNode:
-    """One process. The run ends when the one that leads does."""
+    """One process of a contender. A run ends when the node with `leads` ends."""
 
     place: str
     command: tuple[str, ...]
@@ -38,15 +38,16 @@ class PeerNode:
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """One way to train.
+    """One system and configuration that trains a model.
 
     Attributes:
-        sort: Whose, and how its processes work together.
-        dense: It sends the whole model for each mini-batch, so that a slow link holds it up.
-        python: Interpreter that must be there.
-        nodes: Its processes for a piece of work at the places of a lab.
-        model: What it trains.
-        round_steps: Local steps between two exchanges; 0: it exchanges at every step.
+        name: Name in the tables.
+        sort: Kind of the system: Thinwire ("ours"), or how a peer's processes cooperate.
+        dense: True if it sends the whole model for each mini-batch, so that a slow link limits it.
+        python: Interpreter that must exist.
+        nodes: Function that returns the processes for a work in a lab.
+        model: Name of the model that it trains.
+        round_steps: Local steps between two exchanges; 0 if it exchanges at every step.
     """
 
     name: str
@@ -70,7 +71,10 @@ _MODEL_FILES = {
 
 
 def _ours(*flags: str, link_mbps: float | None = None) -> Callable[..., list[PeerNode]]:
-    """PS and watcher at the server, workers at theirs; `link_mbps` emulates links."""
+    """Return Thinwire's nodes: PS and watcher at the server, one worker at each worker's place.
+
+    `link_mbps` is the rate of emulated links; None means that no links are emulated.
+    """
 
     def nodes(task: work.Work, lab: Lab) -> list[PeerNode]:
         address, port = lab.places[SERVER].address, lab.ports[0]
@@ -98,7 +102,7 @@ def _ours(*flags: str, link_mbps: float | None = None) -> Callable[..., list[Pee
 
 
 def _tensorflow(task: work.Work, lab: Lab) -> list[PeerNode]:
-    """Coordinator and ps at the server."""
+    """Return TensorFlow's nodes: coordinator and ps run at the server's place."""
     server = lab.places[SERVER].address
     addresses = [f"{lab.places[worker(n)].address}:{lab.ports[2 + n]}" for n in range(task.workers)]
     cluster = {
@@ -117,7 +121,7 @@ def _tensorflow(task: work.Work, lab: Lab) -> list[PeerNode]:
 
 
 def _torch(hook: str) -> Callable[[work.Work, Lab], list[PeerNode]]:
-    """Workers alone, the first of which leads."""
+    """Return torch's nodes: workers without a server; the first worker leads."""
 
     def nodes(task: work.Work, lab: Lab) -> list[PeerNode]:
         first = lab.places[worker(0)]
@@ -142,7 +146,7 @@ def _torch(hook: str) -> Callable[[work.Work, Lab], list[PeerNode]]:
 
 
 def _mxnet(kvstore: str) -> Callable[[work.Work, Lab], list[PeerNode]]:
-    """Scheduler and server at the server."""
+    """Return MXNet's nodes: scheduler and server run at the server's place."""
 
     def nodes(task: work.Work, lab: Lab) -> list[PeerNode]:
         common = {
@@ -156,12 +160,12 @@ def _mxnet(kvstore: str) -> Callable[[work.Work, Lab], list[PeerNode]]:
 
         def node(place: str, role: str, command: tuple[str, ...], leads: bool = False) -> PeerNode:
             where = lab.places[place]
-            own = {
+            variables = {
                 "DMLC_ROLE": role,
                 "DMLC_NODE_HOST": where.address,
                 "DMLC_INTERFACE": where.interface,
             }
-            return PeerNode(place, command, common | own, leads)
+            return PeerNode(place, command, common | variables, leads)
 
         serve = (str(_MXNET), "-c", "import mxnet")
         workers = []
@@ -175,7 +179,7 @@ def _mxnet(kvstore: str) -> Callable[[work.Work, Lab], list[PeerNode]]:
 
 
 def _flower(local_steps: int) -> Callable[[work.Work, Lab], list[PeerNode]]:
-    """Server and clients, the first of which leads: it knows the steps that were done."""
+    """Return Flower's nodes: a server and clients. The first client leads: it counts its steps."""
 
     def nodes(task: work.Work, lab: Lab) -> list[PeerNode]:
         options = (
@@ -197,7 +201,7 @@ def _flower(local_steps: int) -> Callable[[work.Work, Lab], list[PeerNode]]:
 
 
 def _torchft(method: str) -> Callable[[work.Work, Lab], list[PeerNode]]:
-    """Lighthouse at the server; workers with their managers, the first of which leads."""
+    """Return torchft's nodes: a lighthouse at the server, and workers; the first worker leads."""
 
     def nodes(task: work.Work, lab: Lab) -> list[PeerNode]:
         meeting = f"--lighthouse={lab.places[SERVER].address}:{lab.ports[0]}"
@@ -222,7 +226,7 @@ def _torchft(method: str) -> Callable[[work.Work, Lab], list[PeerNode]]:
 
 
 def _hivemind(task: work.Work, lab: Lab) -> list[PeerNode]:
-    """First node of the DHT at the server; workers, the first of which leads."""
+    """Return hivemind's nodes: the DHT's first node, and workers; the first worker leads."""
 
     def node(place: str, port: int, *options: str, leads: bool = False) -> PeerNode:
         address = f"--address={lab.places[place].address}:{port}"
@@ -237,14 +241,16 @@ def _hivemind(task: work.Work, lab: Lab) -> list[PeerNode]:
     return [node(SERVER, lab.ports[0]), *workers]
 
 
-# Methods that send changes of weights or drop entries have a momentum of their own, or none; with
-# one on the server their replies would be dense.
+# Methods that send weight changes or drop entries use their own momentum, or none. Momentum on the
+# server would make their replies dense.
 _PLAIN = "--momentum=0"
 _BFLOAT16 = ("--value_dtype=bfloat16", "--down_codec=sparse", "--down_value_dtype=bfloat16")
 _LOCAL_STEPS, _FEW_LOCAL_STEPS = 50, 10
-_DECAY = "--local_weight_decay=0.004"  # Keras', as everybody has it; the paper's is 0.1
+_DECAY = (
+    "--local_weight_decay=0.004"  # Keras' default, which all contenders use; the paper uses 0.1
+)
 _FOUR_BITS = ("--value_dtype=int4", "--error_feedback", "--down_codec=relay")
-_FEW_ROUND_STEPS = 30  # sparseloco's own
+_FEW_ROUND_STEPS = 30  # sparseloco's default
 _EPOCH_STEPS = 469  # mini-batches of 64 in half of 60,000 examples
 
 
@@ -255,7 +261,7 @@ def _local_steps(count: int) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class OwnWay:
-    """One of ours: its flags, and what `Contender` has under the same names."""
+    """A configuration of Thinwire: its flags, and further attributes as in `Contender`."""
 
     flags: tuple[str, ...]
     dense: bool = False
@@ -263,7 +269,7 @@ class OwnWay:
     round_steps: int = 0
 
     def contender(self, name: str, link_mbps: float | None = None) -> Contender:
-        """Return it; `link_mbps` emulates links."""
+        """Return the contender. `link_mbps` is the rate of emulated links; None: no emulation."""
         nodes = _ours(*self.flags, link_mbps=link_mbps)
         return Contender(name, "ours", self.dense, _PROJECT, nodes, self.model, self.round_steps)
 
@@ -310,7 +316,7 @@ OURS: dict[str, OwnWay] = {
 
 
 def _wide(name: str, known: Mapping[str, Contender]) -> Contender:
-    """Return a contender of mnist_cnn, or of the decoder, that trains the wide perceptron."""
+    """Return a copy of a known contender that trains the wide perceptron."""
     return dataclasses.replace(known[name], name=f"{name}, wide", model=work.WIDE)
 
 
@@ -341,13 +347,17 @@ OURS["thinwire fedavg, 4 bits, wide"] = OwnWay(
 
 
 def _torch_peers() -> Sequence[Contender]:
-    """Return those of the decoder."""
-    same, steps = (work.DECODER, _LOCAL_STEPS), _LOCAL_STEPS
+    """Return the peers that train the decoder."""
+    decoder, steps = (work.DECODER, _LOCAL_STEPS), _LOCAL_STEPS
     return [
-        Contender("torchft DiLoCo", "among workers", False, _TORCH, _torchft("diloco"), *same),
-        Contender("torchft LocalSGD", "among workers", False, _TORCH, _torchft("localsgd"), *same),
-        Contender("hivemind, local updates", "among workers", False, _HIVEMIND, _hivemind, *same),
-        Contender("Flower FedAvg, AdamW", "federated", False, _FLOWER, _flower(steps), *same),
+        Contender("torchft DiLoCo", "among workers", False, _TORCH, _torchft("diloco"), *decoder),
+        Contender(
+            "torchft LocalSGD", "among workers", False, _TORCH, _torchft("localsgd"), *decoder
+        ),
+        Contender(
+            "hivemind, local updates", "among workers", False, _HIVEMIND, _hivemind, *decoder
+        ),
+        Contender("Flower FedAvg, AdamW", "federated", False, _FLOWER, _flower(steps), *decoder),
     ]
 
 
@@ -378,31 +388,31 @@ def _listed() -> Sequence[Contender]:
         ),
         *_torch_peers(),
     ]
-    named = {each.name: each for each in peers}
+    named = {contender.name: contender for contender in peers}
     peers += [_wide(name, named) for name in _WIDE_PEERS]
-    # In turn, so that a disturbance of the machine hits ours and peers alike.
+    # Alternate Thinwire and peers, so that a disturbance of the machine affects both equally.
     mixed: list[Contender] = []
     for pair in itertools.zip_longest(ours.values(), peers):
-        mixed += [each for each in pair if each is not None]
+        mixed += [contender for contender in pair if contender is not None]
     return mixed
 
 
-CONTENDERS: Mapping[str, Contender] = {each.name: each for each in _listed()}
+CONTENDERS: Mapping[str, Contender] = {contender.name: contender for contender in _listed()}
 
 
 def over_emulated_link(name: str, mbps: float) -> Contender:
-    """Return one of ours that keeps to a rate by itself, where there is no root.
+    """Return a Thinwire contender that emulates links of `mbps`, for runs without root.
 
     Raises:
-        KeyError: It is none of ours.
+        KeyError: The name is not a key of `OURS`.
     """
     return OURS[name].contender(name, mbps)
 
 
 def environment_of(node: PeerNode) -> dict[str, str]:
-    """Return what a node's process finds in its environment."""
+    """Return the environment variables of a node's process."""
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "GRPC_VERBOSITY": "ERROR"}
-    # Each start would compile a peer's modules anew where they may not be kept.
+    # With PYTHONDONTWRITEBYTECODE, every start would compile a peer's modules again.
     left_out = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
     inherited = {name: value for name, value in os.environ.items() if name not in left_out}
     return inherited | quiet | {"PYTHONUNBUFFERED": "1"} | dict(node.environment)

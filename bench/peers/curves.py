@@ -1,6 +1,6 @@
-"""The arithmetic of a run: from lines of progress and counted bytes to rates and scores.
+"""Compute rates and scores of a run from its lines of progress and its counted bytes.
 
-Times are monotonic seconds of this machine, steps those of all workers together.
+Times are seconds of the monotonic clock. Steps are the steps of all workers together.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ import numpy as np
 
 from bench.peers.lab import Bytes
 
-#: Left out of the rates: what comes first is slower. At most this share of a run.
+#: Rates exclude the first seconds of a run, which are slower, but at most this share of the run.
 _WARM_SECONDS, _WARM_SHARE = 5.0, 0.25
 
 
 class Steps:
-    """How many steps were done when, over all processes that count them.
+    """Number of steps over time, summed over all processes that count steps.
 
     Args:
-        lines: Of each process, (time, its steps), in order.
-        round_steps: Where lines come at the ends of rounds of so many steps of all workers: the
-            first step is taken to have been as long before the first line as a round took later.
-            0: lines come as steps are done.
+        lines: For each process its (time, steps) lines, in order of time.
+        round_steps: Steps of all workers in a round, if a process writes a line only at the end of
+            a round. The first step is then placed one mean duration of a round before the first
+            line. 0 if processes write lines as they step.
 
     Raises:
-        ValueError: Nobody did a step.
+        ValueError: No process did a step.
     """
 
     def __init__(self, lines: Iterable[Sequence[tuple[float, int]]], round_steps: int = 0) -> None:
         self._tables = []
         for process in lines:
-            # Only where the count changes: a line between two changes adds nothing.
-            kept = [
+            # Keep only lines at which the count changes; interpolation needs no other lines.
+            changes = [
                 line
                 for number, line in enumerate(process)
                 if line[1] > (process[number - 1][1] if number else 0)
             ]
-            if kept:
-                self._tables.append(np.asarray(_from_the_start(kept, round_steps), np.float64).T)
+            if changes:
+                self._tables.append(np.asarray(_from_the_start(changes, round_steps), np.float64).T)
         if not self._tables:
             raise ValueError("no step was done")
         self.began = float(min(times[0] for times, _ in self._tables))
         self.ended = float(min(times[-1] for times, _ in self._tables))
 
     def at(self, moment: float) -> float:
-        """Return the steps done at a moment, interpolated."""
+        """Return the number of steps done at a moment, interpolated linearly."""
         total = 0.0
         for times, steps in self._tables:
             if moment >= times[0]:
@@ -69,12 +69,13 @@ def _from_the_start(
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What a run did once it was warm.
+    """Rates of a run after its warm-up.
 
     Attributes:
-        steps_per_second: Of all workers together.
-        seconds: Over which it was measured.
-        bytes_up, bytes_down: A worker's link for each of its steps; None: not counted.
+        steps_per_second: Steps per second of all workers together.
+        seconds: Length of the measured part of the run.
+        bytes_up: Bytes on a worker's uplink per step of the worker; None if not counted.
+        bytes_down: Bytes on a worker's downlink per step of the worker; None if not counted.
     """
 
     steps_per_second: float
@@ -84,16 +85,16 @@ class Rates:
 
 
 def rates(steps: Steps, counted: Bytes | None, in_rounds: bool = False) -> Rates:
-    """Return a run's rates, without its beginning.
+    """Return a run's rates, without the run's warm-up.
 
     Args:
-        steps: Of the run.
-        counted: What the links carried; None: nothing was counted.
-        in_rounds: Workers exchange once in many steps: the beginning counts, for without it there
-            would be more exchanges for a step than there are.
+        steps: Steps of the run over time.
+        counted: Bytes that the links carried; None if bytes were not counted.
+        in_rounds: True if workers exchange once in many steps. The warm-up is then included: a part
+            of a run could contain more exchanges per step than the whole run.
 
     Raises:
-        ValueError: It was over after its first step.
+        ValueError: The run ended after its first step.
     """
     warm = 0.0 if in_rounds else min(_WARM_SECONDS, _WARM_SHARE * (steps.ended - steps.began))
     start, end = steps.began + warm, steps.ended
@@ -109,12 +110,14 @@ def rates(steps: Steps, counted: Bytes | None, in_rounds: bool = False) -> Rates
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A model that was kept, and what it had cost.
+    """A snapshot of the model, and the cost of the run until the snapshot.
 
     Attributes:
-        seconds: Since the first step was done.
-        bytes_up, bytes_down: Of all workers since the start of the processes; None: not counted.
-        score: What its work is measured by, the higher the better; None: not evaluated.
+        seconds: Seconds since the first step ended.
+        steps: Steps of all workers until the snapshot.
+        bytes_up: Bytes sent by all workers since the processes started; None if not counted.
+        bytes_down: Bytes received by all workers since the processes started; None if not counted.
+        score: Score on the test set, higher is better; None if not evaluated.
     """
 
     seconds: float
@@ -127,12 +130,12 @@ class Point:
 def points(
     snapshots: Sequence[tuple[float, Path]], steps: Steps, counted: Bytes | None
 ) -> list[tuple[Point, Path]]:
-    """Return what each snapshot had cost, in order."""
-    found = []
+    """Return a point without a score, and the path, for each snapshot, in order."""
+    costs = []
     for moment, path in snapshots:
         up, down = counted.at(moment) if counted is not None else (None, None)
-        found.append((Point(moment - steps.began, steps.at(moment), up, down), path))
-    return found
+        costs.append((Point(moment - steps.began, steps.at(moment), up, down), path))
+    return costs
 
 
 def evaluated(
@@ -140,36 +143,41 @@ def evaluated(
     targets: Sequence[float],
     evaluate: Callable[[Path], float],
 ) -> list[Point]:
-    """Evaluate in order until every target is reached, and the last."""
-    found: list[Point] = []
+    """Return the evaluated points: in order until every target is reached, and the last point."""
+    curve: list[Point] = []
     best = -math.inf
     for number, (point, path) in enumerate(kept):
         if best < max(targets) or number == len(kept) - 1:
             score = evaluate(path)
             best = max(best, score)
-            found.append(dataclasses.replace(point, score=score))
-    return found
+            curve.append(dataclasses.replace(point, score=score))
+    return curve
 
 
 def first_at(curve: Iterable[Point], target: float) -> Point | None:
-    """Return the first model at or above a score, or None."""
+    """Return the first point whose score is at least `target`, or None if no point has it."""
     reached = (point for point in curve if point.score is not None and point.score >= target)
     return next(reached, None)
 
 
 def computed(target_steps: float, warm: Rates) -> Point:
-    """Return what a number of steps costs at a run's rates, where the run itself would be long."""
+    """Return the cost of a number of steps, computed from the rates of a shorter run."""
     up, down = (
-        None if each is None else each * target_steps for each in (warm.bytes_up, warm.bytes_down)
+        None if num_bytes is None else num_bytes * target_steps
+        for num_bytes in (warm.bytes_up, warm.bytes_down)
     )
     return Point(target_steps / warm.steps_per_second, target_steps, up, down)
 
 
 def read(folder: Path, round_steps: int = 0) -> tuple[Steps, list[tuple[float, Path]]]:
-    """Return the steps and the snapshots of a run's folder; for `round_steps` see `Steps`.
+    """Return the steps and the snapshots of a run's folder.
+
+    Args:
+        folder: Folder of the run, with its progress files and snapshots.
+        round_steps: Argument of `Steps`.
 
     Raises:
-        ValueError: Nobody did a step.
+        ValueError: No process did a step.
     """
     processes, snapshots = [], []
     for path in sorted(folder.glob("progress-*.jsonl")):
@@ -180,7 +188,7 @@ def read(folder: Path, round_steps: int = 0) -> tuple[Steps, list[tuple[float, P
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """Return a line, or None: whoever was ended while writing leaves half a line."""
+    """Return a line's record, or None for the incomplete last line of a killed process."""
     try:
         return dict(json.loads(line))
     except ValueError:

@@ -1,7 +1,8 @@
-"""The second work: a small decoder on the sources of Python's standard library, byte by byte.
+"""Definition of the second work: a small byte-level decoder on Python's standard library.
 
-867,328 parameters, context 64, AdamW. All begin with the same weights and read the same text. As
-`work`, it imports neither TensorFlow nor torch.
+The decoder has 867,328 parameters and context 64, and is trained by AdamW on the library's sources.
+All contenders start from the same weights and read the same text. This module imports neither
+TensorFlow nor torch, so that every peer's environment can import it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from thinwire.data.readers import source_text
 
 WIDTH, BLOCKS, HEADS, VOCABULARY, CONTEXT = 128, 4, 4, 256, 64
 _HEAD_WIDTH = WIDTH // HEADS
-#: AdamW's, as Keras has them.
+#: Keras' defaults for AdamW.
 WEIGHT_DECAY, EPSILON = 0.004, 1e-7
 NORM_EPSILON = 1e-5
 _DEVIATION = 0.02
-#: Sequences of the test part that a model is evaluated on.
+#: Number of sequences of the test part that a model is evaluated on.
 NUM_TEST = 128
 
 
@@ -53,11 +54,11 @@ NUM_PARAMETERS = sum(math.prod(shape) for _, shape in TENSORS)
 
 
 def load(part: str, folder: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return a part's sequences of bytes [N, 64], "train" or "test", and the bytes that follow.
+    """Return a part's sequences of bytes [N, 64], and the byte that follows each byte [N, 64].
 
     Args:
-        part: Which.
-        folder: Of the standard library, the same for everybody.
+        part: "train" or "test".
+        folder: Folder of the standard library, the same for all contenders.
     """
     inputs, labels = source_text.read(part, folder)
     if part == "test":
@@ -67,7 +68,7 @@ def load(part: str, folder: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
 
 
 def initial(seed: int) -> NDArray[np.float32]:
-    """Return the weights that everybody begins with, flat in Keras' order."""
+    """Return the initial weights of all contenders, flat in Keras' order."""
     random = np.random.default_rng(seed)
 
     def tensor(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -82,9 +83,9 @@ def initial(seed: int) -> NDArray[np.float32]:
 
 
 def to_outputs_first(flat: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-    """Return the tensors as torch's layers have them: of a kernel [outputs, inputs]."""
+    """Return the tensors in the layout of torch's layers; kernels are [outputs, inputs]."""
     tensors = work.unflatten(flat, TENSORS)
-    return [_turned(name, each) for (name, _), each in zip(TENSORS, tensors, strict=True)]
+    return [_turned(name, tensor) for (name, _), tensor in zip(TENSORS, tensors, strict=True)]
 
 
 def _turned(name: str, tensor: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -98,6 +99,8 @@ def _turned(name: str, tensor: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def from_outputs_first(tensors: list[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Return what `to_outputs_first` was made from."""
+    """Return the flat weights in Keras' order: the inverse of `to_outputs_first`."""
     named = zip(TENSORS, tensors, strict=True)
-    return work.flatten([each.T if name.endswith("/kernel") else each for (name, _), each in named])
+    return work.flatten(
+        [tensor.T if name.endswith("/kernel") else tensor for (name, _), tensor in named]
+    )

@@ -1,4 +1,4 @@
-"""Score of a snapshot on the test set, in the harness and off everybody's clock."""
+"""Evaluation of snapshots on the test set, in the harness process after a run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _BATCH = 1000
 
 
 def evaluator(model: str, text: str) -> Callable[[Path], float]:
-    """Return a function of a snapshot's path that gives its score; imports TensorFlow.
+    """Return a function that returns the score of the snapshot at a path; imports TensorFlow.
 
     Args:
-        model: What is trained.
-        text: Folder that the decoder reads.
+        model: Name of the trained model.
+        text: Folder of the decoder's text.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
@@ -30,9 +30,9 @@ def evaluator(model: str, text: str) -> Callable[[Path], float]:
     def found(path: Path) -> float:
         nonlocal last
         flat = np.load(path)
-        # In a long round a model is kept several times.
+        # A long round writes several snapshots of the same weights; evaluate them only once.
         if last is None or not np.array_equal(flat, last[0]):
-            # A model that diverged is worth what it is: nothing.
+            # A model that diverged gets the worst score: evaluating it could yield NaN.
             last = flat, score(flat) if np.isfinite(flat).all() else worst
         return last[1]
 
@@ -52,12 +52,12 @@ def _accuracies(work_model: str) -> tuple[Callable[[NDArray[np.float32]], float]
         model, named = build_network("mnist_cnn", 28, 1, 10, seed=1), work.TENSORS
     images, labels = work.load("t10k")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    own = Evaluator(model, loss, images[..., None], labels, _BATCH)
-    return lambda flat: own.evaluate(work.unflatten(flat, named))["accuracy"], 0.0
+    evaluator = Evaluator(model, loss, images[..., None], labels, _BATCH)
+    return lambda flat: evaluator.evaluate(work.unflatten(flat, named))["accuracy"], 0.0
 
 
 def _losses(text: str) -> tuple[Callable[[NDArray[np.float32]], float], float]:
-    """Return a function of weights that gives the loss with its sign turned, and the worst."""
+    """Return a function from weights to the negated loss, and the worst possible score."""
     import keras
 
     from bench.peers.thinwire_decoder import build_model

@@ -1,7 +1,7 @@
-"""Flower's FedAvg: the server, or one client, which trains with torch.
+"""Run Flower's FedAvg: the server, or one client, which trains with torch.
 
-A round is a number of local mini-batches of each client. SGD's momentum begins anew in each, as
-FedAvg has it; AdamW's moments are kept, as in the other methods of local steps.
+In a round each client trains on a number of local mini-batches. SGD's momentum is reset in each
+round, as FedAvg defines it; AdamW's moments persist, as with the other local-step methods.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _MOST_ROUNDS = 1_000_000
 
 
 def _serve(task: work.Work, address: str) -> None:
-    """Average until it is ended; keep the models of rounds."""
+    """Run the server until the harness kills it; write snapshots of the averaged models."""
     progress = work.PeerProgress(task, "server", snapshots=True)
     initial = torch_model.initial(task)
 
     def keep(number: int, tensors: Any, config: Any) -> None:
         del config
-        if number == 0:  # nobody has joined yet
+        if number == 0:  # round 0 is the initial model
             return
         progress.report(None, lambda: tensors[0])
 
@@ -53,7 +53,7 @@ class _Client(flwr.client.NumPyClient):
     def fit(
         self, parameters: list[NDArray[np.float32]], config: Any
     ) -> tuple[list[NDArray[np.float32]], int, dict[str, Any]]:
-        """Train on from the server's model."""
+        """Take the local steps of one round, starting from the server's weights."""
         del config
         self._own.weights = parameters[0]
         if self._task.model != work.DECODER:
@@ -68,9 +68,11 @@ class _Client(flwr.client.NumPyClient):
 
 def main() -> None:
     options = work.parser(__doc__)
-    options.add_argument("--rank", type=int, default=-1, help="of a client; without: the server")
+    options.add_argument("--rank", type=int, default=-1, help="rank of a client; -1: be the server")
     options.add_argument("--address", required=True, help="host:port of the server")
-    options.add_argument("--local_steps", type=int, default=50, help="mini-batches of a round")
+    options.add_argument(
+        "--local_steps", type=int, default=50, help="mini-batches of a client per round"
+    )
     arguments = options.parse_args()
     task = work.from_arguments(arguments)
     logging.getLogger("flwr").setLevel(logging.ERROR)

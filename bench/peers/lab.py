@@ -1,8 +1,9 @@
-"""Places that nodes run in: the server and every worker, each in its own network namespace.
+"""Network namespaces for the nodes of a run: one for the server, and one for every worker.
 
-A hub with a bridge joins them. A worker's link has a rate both ways, by tbf on its own device and
-on the hub's end; the server's link has none. Bytes are those of the queues, which count every
-segment with its headers, Ethernet's included. Without root there is one place, this machine.
+A hub namespace with a bridge connects the nodes. A worker's link has the same rate limit both ways:
+tbf queues at the worker's device and at the hub's port. The server's link has no limit. Bytes are
+read from the queues, which count every segment with its Ethernet, IP and TCP headers. Without root,
+all nodes run in the machine's own namespace.
 """
 
 from __future__ import annotations
@@ -24,19 +25,25 @@ import numpy as np
 SERVER = "server"
 _NETWORK = "10.77.9"
 _PORT = 7000
-#: A token bucket of half a burst of segments, and a queue as of an ordinary router.
+#: Size of the token bucket, about half a burst of segments, and size of a usual router's queue.
 _BURST_BYTES, _QUEUE_BYTES = 32_000, 256_000
 _SAMPLE_SECONDS = 0.5
 
 
 def worker(number: int) -> str:
-    """Return the place of a worker, counted from 0."""
+    """Return the name of a worker's place; workers are numbered from 0."""
     return f"worker{number}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a node runs: what stands before its command, and how others reach it."""
+    """A place that a node runs in.
+
+    Attributes:
+        prefix: Words before the node's command, which enter the network namespace.
+        address: IP address at which other nodes reach the node.
+        interface: Network interface with this address.
+    """
 
     prefix: tuple[str, ...]
     address: str
@@ -44,23 +51,23 @@ class Place:
 
 
 class Bytes:
-    """What the workers' links have carried, over time.
+    """Bytes that the workers' links have carried, over time.
 
     Args:
-        samples: (monotonic seconds, bytes up, bytes down), in order.
+        samples: (monotonic seconds, bytes up, bytes down), in order of time.
     """
 
     def __init__(self, samples: Sequence[tuple[float, float, float]]) -> None:
         self._table = np.asarray(samples, np.float64).reshape(-1, 3)
 
     def at(self, moment: float) -> tuple[float, float]:
-        """Return bytes up and down of all workers together at a moment, interpolated."""
+        """Return (bytes up, bytes down) of all workers until a moment, interpolated linearly."""
         times, up, down = self._table.T
         return float(np.interp(moment, times, up)), float(np.interp(moment, times, down))
 
 
 def why_not() -> str:
-    """Return what is missing for namespaces with queues; nothing if they can be had."""
+    """Return the reason why network namespaces cannot be used; empty if they can be used."""
     if os.geteuid() != 0:
         return "not root"
     for name in ("ip", "tc"):
@@ -82,12 +89,13 @@ def why_not() -> str:
 
 
 class Lab:
-    """Places joined by links of one rate.
+    """Places that are connected by links of one rate.
 
     Args:
         places: Name -> place.
-        ports: Free at every place.
-        devices: (namespace, device) whose queues carry the workers' bytes up, and down.
+        ports: Port numbers that are free at every place.
+        devices: (namespace, device) pairs: the first sequence has the queues of the workers'
+            uplinks, the second sequence the queues of their downlinks.
     """
 
     def __init__(
@@ -102,12 +110,12 @@ class Lab:
 
     @property
     def counts(self) -> bool:
-        """Whether bytes are counted."""
+        """True if bytes are counted."""
         return bool(self._devices[0])
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """Take samples of the queues' counters meanwhile."""
+        """Sample the queues' byte counters in a thread until the block ends."""
         thread = threading.Thread(target=self._count, daemon=True)
         thread.start()
         try:
@@ -126,30 +134,30 @@ class Lab:
             self._over.wait(_SAMPLE_SECONDS)
 
     def bytes(self) -> Bytes | None:
-        """Return what was counted, or None where nothing can be."""
+        """Return the counted bytes, or None if the lab does not count bytes."""
         return Bytes(self._samples) if self._samples else None
 
 
 @contextlib.contextmanager
 def namespaces(num_workers: int, mbps: float | None) -> Iterator[Lab]:
-    """Make a lab of namespaces, and remove it.
+    """Create a lab of network namespaces, and delete them when the block ends.
 
     Args:
-        num_workers: How many.
-        mbps: Of each worker's link, each way; None: no limit.
+        num_workers: Number of workers.
+        mbps: Rate of each worker's link, each way; None for no limit.
     """
     stem = f"twp{os.getpid()}"
     hub = f"{stem}hub"
     names = [SERVER, *map(worker, range(num_workers))]
-    made, places, devices = [], {}, ([], [])
+    spaces, places, devices = [], {}, ([], [])
     try:
-        made.append(hub)
+        spaces.append(hub)
         _run("ip", "netns", "add", hub)
         _run("ip", "-n", hub, "link", "add", "name", "hub0", "type", "bridge")
         _run("ip", "-n", hub, "link", "set", "hub0", "up")
         for number, name in enumerate(names):
             space, port, address = f"{stem}{name}", f"port{number}", f"{_NETWORK}.{10 + number}"
-            made.append(space)
+            spaces.append(space)
             _join(hub, space, port, address)
             rate = None if name == SERVER else mbps
             _run("tc", "-n", space, *_queue("way0", rate))
@@ -160,24 +168,24 @@ def namespaces(num_workers: int, mbps: float | None) -> Iterator[Lab]:
                 devices[1].append((hub, port))
         yield Lab(places, range(_PORT, _PORT + 2 + num_workers), devices)
     finally:
-        for space in made:
+        for space in spaces:
             subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
 
 
 @contextlib.contextmanager
 def this_machine(num_workers: int) -> Iterator[Lab]:
-    """Give every node this machine's loopback interface; nothing is counted."""
+    """Yield a lab whose nodes all use the loopback interface; bytes are not counted."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(2 + num_workers)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        ports = [each.getsockname()[1] for each in sockets]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        ports = [listener.getsockname()[1] for listener in sockets]
     place = Place((), "127.0.0.1", "lo")
     yield Lab({name: place for name in [SERVER, *map(worker, range(num_workers))]}, ports)
 
 
 def _join(hub: str, space: str, port: str, address: str) -> None:
-    """Make a namespace with one device, whose other end is a port of the hub's bridge."""
+    """Create a namespace with one device that is connected to a port of the hub's bridge."""
     _run("ip", "netns", "add", space)
     _run("ip", "-n", space, "link", "set", "lo", "up")
     _run(
@@ -202,7 +210,7 @@ def _join(hub: str, space: str, port: str, address: str) -> None:
 
 
 def _queue(device: str, mbps: float | None) -> list[str]:
-    """Return tc's arguments for the queue of a device."""
+    """Return tc's arguments that create a device's root queue."""
     queue = ["qdisc", "add", "dev", device, "root"]
     if mbps is None:
         return [*queue, "pfifo", "limit", "10000"]
@@ -215,10 +223,10 @@ def _sent(space: str, device: str) -> int:
 
 
 def sent_bytes(listing: str) -> int:
-    """Return what the root queue in tc's JSON listing of a device has sent.
+    """Return the number of bytes that the root queue in tc's JSON listing has sent.
 
     Raises:
-        ValueError: There is none.
+        ValueError: The listing has no root queue.
     """
     queues: list[dict[str, Any]] = json.loads(listing)
     for queue in queues:

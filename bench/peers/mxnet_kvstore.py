@@ -1,7 +1,7 @@
-"""One worker of MXNet's distributed kvstore; the optimizer is on its server.
+"""Run one worker of MXNet's distributed kvstore, whose server runs the optimizer.
 
-The harness starts a scheduler and a server (``import mxnet`` with DMLC_ROLE set runs them) and one
-of this for each worker, with the interpreter that setup.sh makes.
+The harness starts a scheduler and a server, which ``import mxnet`` runs if DMLC_ROLE is set. It
+starts one process of this module for each worker, with the interpreter that setup.sh installs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench.peers import wide_work, work
 
 
 def _build_model(task: work.Work) -> gluon.nn.HybridSequential:
-    """Return the work's model with the weights that all begin with."""
+    """Return the work's model with the initial weights of all contenders."""
     model = gluon.nn.HybridSequential()
     if task.model == work.WIDE:
         *hidden, last = itertools.pairwise(wide_work.WIDTHS)
@@ -62,7 +62,7 @@ def _weights(model: gluon.nn.HybridSequential, task: work.Work) -> NDArray[np.fl
 
 
 def _train(rank: int, task: work.Work, kvstore: str) -> None:
-    """Step until the first worker has trained long enough; the harness then ends the others."""
+    """Train until worker 0 has trained long enough; the harness then kills the other workers."""
     mx.random.seed(task.seed + rank)
     random = np.random.default_rng(task.seed + rank)
     model = _build_model(task)
@@ -73,8 +73,8 @@ def _train(rank: int, task: work.Work, kvstore: str) -> None:
         kvstore=kvstore,
         update_on_kvstore=True,
     )
-    # The server adds up the gradients of a synchronous round.
-    together = task.workers if kvstore == "dist_sync" else 1
+    # In synchronous mode the server sums the workers' gradients, so divide by all samples.
+    num_summed = task.workers if kvstore == "dist_sync" else 1
     images, labels = work.load()
     images, labels = images[rank :: task.workers, None], labels[rank :: task.workers]
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -86,8 +86,8 @@ def _train(rank: int, task: work.Work, kvstore: str) -> None:
         with autograd.record():
             loss = loss_of(model(inputs), classes)
         loss.backward()
-        trainer.step(task.batch_size * together)
-        _parameters(model)[0].data().wait_to_read()  # it computes behind Python's back
+        trainer.step(task.batch_size * num_summed)
+        _parameters(model)[0].data().wait_to_read()  # MXNet computes asynchronously
         steps += 1
         over = progress.report(steps, lambda: _weights(model, task))
 
@@ -98,7 +98,7 @@ def main() -> None:
     options.add_argument("--rank", type=int, required=True)
     arguments = options.parse_args()
     _train(arguments.rank, work.from_arguments(arguments), arguments.kvstore)
-    os._exit(0)  # the others are still stepping; to leave the store would wait for them
+    os._exit(0)  # leaving the store would wait for the other workers, which still train
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""How long who takes to an accuracy, or a loss, over thin links: a picture of each work.
+"""Draw the contenders' times to an accuracy or a loss over thin links, one picture per work.
 
 ``python -m bench.peers.picture`` draws docs/images/peers.svg from the newest records in
-bench/results, with ``--model decoder`` peers_decoder.svg.
+bench/results; with ``--model decoder`` it draws peers_decoder.svg.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ IMAGES = origin.ROOT / "docs" / "images"
 
 @dataclasses.dataclass(frozen=True)
 class SystemBar:
-    """One contender.
+    """The bar of one contender.
 
     Attributes:
-        seconds: To the highest target.
-        is_computed: From its steps without a limit and its rate over the link.
+        name: Name of the contender.
+        seconds: Seconds until the contender reaches the highest target.
+        is_computed: True if `seconds` is computed from the contender's steps without a limit and
+            its rate over the link.
     """
 
     name: str
@@ -39,12 +41,12 @@ class SystemBar:
 
     @property
     def is_ours(self) -> bool:
-        """Whose it is."""
+        """True if the contender is Thinwire."""
         return CONTENDERS[self.name].sort == "ours"
 
     @property
     def text(self) -> str:
-        """What stands beside the bar."""
+        """The label next to the bar."""
         return f"{self.seconds:.0f} s{' (computed)' if self.is_computed else ''}"
 
 
@@ -52,41 +54,45 @@ def newest_records(subject: PeerTable) -> Path:
     """Return the newest file of a work's records.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: No file has records of the work.
     """
-    found = sorted(origin.RESULTS.glob(f"[0-9]*-[0-9]*-[0-9]*-{subject.stem}.jsonl"))
-    if not found:
+    paths = sorted(origin.RESULTS.glob(f"[0-9]*-[0-9]*-[0-9]*-{subject.stem}.jsonl"))
+    if not paths:
         raise FileNotFoundError(
             f"no records in {origin.RESULTS}: run python -m bench.peers --model {subject.model}"
         )
-    return found[-1]
+    return paths[-1]
 
 
 def bars(subject: PeerTable, records: list[Record], link: str) -> list[SystemBar]:
-    """Return who reaches the highest target over a link, the quickest first."""
+    """Return bars of the contenders that reach the highest target over a link, fastest first."""
     target = max(subject.scores(subject.targets))
     known = Known(records, [target])
     costs = ((name, known.cost(name, link, target)) for name in CONTENDERS)
-    found = [SystemBar(name, cost[0].seconds, cost[1]) for name, cost in costs if cost is not None]
-    return sorted(found, key=lambda bar: bar.seconds)
+    reached = [
+        SystemBar(name, cost[0].seconds, cost[1]) for name, cost in costs if cost is not None
+    ]
+    return sorted(reached, key=lambda bar: bar.seconds)
 
 
 def draw(subject: PeerTable, records: list[Record], target: Path) -> None:
-    """Draw a bar for each contender, below each other for the links; ours stand out."""
+    """Draw one panel of bars for each link; Thinwire's bars have another color."""
     import matplotlib
     from matplotlib.figure import Figure
 
     panels = {
-        link: found for link in subject.picture_links if (found := bars(subject, records, link))
+        link: link_bars
+        for link in subject.picture_links
+        if (link_bars := bars(subject, records, link))
     }
-    matplotlib.rcParams["svg.hashsalt"] = "thinwire"  # the same picture from the same numbers
-    heights = [0.9 + 0.27 * len(found) for found in panels.values()]
+    matplotlib.rcParams["svg.hashsalt"] = "thinwire"  # makes equal data give an equal file
+    heights = [0.9 + 0.27 * len(link_bars) for link_bars in panels.values()]
     figure = Figure(
         figsize=(8.2, sum(heights)), facecolor=THEMES["light"].background, layout="constrained"
     )
     rows = figure.subplots(len(panels), squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (link, found) in zip(rows, panels.items(), strict=True):
-        _draw_link(axes, found, f"{subject.caption} {_over(link)}")
+    for axes, (link, link_bars) in zip(rows, panels.items(), strict=True):
+        _draw_link(axes, link_bars, f"{subject.caption} {_over(link)}")
     save(figure, target)
 
 
@@ -106,7 +112,7 @@ def _over(link: str) -> str:
 
 
 def main() -> None:
-    """Draw the picture."""
+    """Read the records and draw the picture."""
     parser = argparse.ArgumentParser(prog="python -m bench.peers.picture", description=__doc__)
     parser.add_argument("--model", choices=list(SUBJECTS), default=work.MNIST_CNN)
     parser.add_argument("--out", type=Path, help=".svg or .png; by default in docs/images")

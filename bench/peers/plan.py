@@ -1,7 +1,8 @@
-"""Which runs a table needs, in which order, how long each is, and what is known from those done.
+"""Plan the runs of a table: their order, their lengths, and the results of the finished runs.
 
-First the learning rates are tuned without a limit, all contenders in turn with one rate, then with
-the next. Then rounds: in each, for each link, all contenders in turn, each with its best rate.
+First the learning rates are tuned without a link limit: all contenders run with one rate, then with
+the next rate. Then come rounds. In each round, for each link, every contender runs once with its
+best learning rate.
 """
 
 from __future__ import annotations
@@ -15,39 +16,41 @@ from typing import Any
 from bench.peers import curves
 
 NO_LIMIT = "none"
-#: At this rate and below a dense method is timed for few steps, and the rest is computed.
+#: At this link rate and below, a dense method is timed for `_SLOW_STEPS` steps only; the time to a
+#: target is computed from these steps.
 _SLOW_MBPS = 10.0
 _SLOW_STEPS = 20
-#: At this one and below so is one that exchanges the whole model once in a round.
+#: At this link rate and below, a peer that exchanges the whole model once in a round is timed for
+#: `_THIN_ROUNDS` rounds only.
 _THIN_MBPS = 1.0
-_THIN_ROUNDS = 2  # the first may be exchanged in the background of the second
-#: A run that is to reach a score takes so many of the steps that it took without a limit.
+_THIN_ROUNDS = 2  # the first round may be exchanged in the background of the second
+#: A run to a score gets the number of steps that it took without a limit, times this margin.
 _MARGIN = 1.3
-_DENSE_SLOWER = 10.0  # at 100 Mbit/s; only for the pace of snapshots and the estimate
+_DENSE_SLOWER = 10.0  # guess for 100 Mbit/s; only sets the snapshot interval and the estimate
 _SNAPSHOT_SECONDS, _SNAPSHOTS = 0.5, 300
-_THIN_SECONDS = 300.0  # at most
-_THIN_ROUND_SECONDS = 40.0  # as a guess: 3.5 MB at 1 Mbit/s, and the steps
-_AROUND_SECONDS = 45.0  # to start, to end and to evaluate a run
+_THIN_SECONDS = 300.0  # maximum length of a run at `_THIN_MBPS`
+_THIN_ROUND_SECONDS = 40.0  # guess: 3.5 MB at 1 Mbit/s, and the local steps
+_AROUND_SECONDS = 45.0  # guess: time to start, to end and to evaluate a run
 Record = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What table is wanted.
+    """Settings of a table.
 
     Attributes:
-        names: Contenders in turn.
-        dense: Which of them are.
-        links: "none", or megabits per second.
-        learning_rates: To choose from, by the seconds to the highest target.
-        rounds: Runs of each contender over each link.
-        seconds: Of a run without a limit, and of one that only measures the rate.
-        most_seconds: Of a run over a link that is to reach the highest target.
-        targets: Scores on the test set, the higher the better.
-        round_steps: Peer -> local steps of its rounds, which exchange the whole model. They are
-            timed for two over the thinnest links.
-        workers: Of each run.
-        snapshot_seconds: Between two models that are kept, at least.
+        names: Names of the contenders, in the order of their runs.
+        dense: Names of the contenders that send the whole model for each mini-batch.
+        links: Links to measure: "none", or megabits per second as text.
+        learning_rates: Rates to try; the rate with the least seconds to the highest target is best.
+        rounds: Number of runs of each contender over each link.
+        seconds: Length of a run without a limit, and of a run that only measures the rate.
+        most_seconds: Maximum length of a run over a link to the highest target.
+        targets: Scores on the test set, higher is better.
+        round_steps: Name of a peer -> local steps in one of its rounds. These peers exchange the
+            whole model in each round; over the thinnest links they run only two rounds.
+        workers: Number of workers in each run.
+        snapshot_seconds: Minimum time between two snapshots, in seconds.
     """
 
     names: Sequence[str]
@@ -65,7 +68,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRun:
-    """One run to be made; `steps` are those of a worker, 0 for no limit."""
+    """One run to execute; `steps` is the maximum number of a worker's steps, 0 for no limit."""
 
     contender: str
     link: str
@@ -77,28 +80,31 @@ class PlannedRun:
 
     @property
     def key(self) -> tuple[str, str, float, int]:
-        """What distinguishes one run of a table from another."""
+        """The values that identify a run in a table."""
         return (self.contender, self.link, self.learning_rate, self.round)
 
 
 def key(record: Record) -> tuple[str, str, float, int]:
-    """Return the key of the run that a record is of."""
+    """Return the key of a record's run."""
     return (record["contender"], record["link"], record["learning_rate"], record["round"])
 
 
 def mbps(link: str) -> float | None:
-    """Return a link's rate; None: no limit."""
+    """Return a link's rate in Mbit/s; None for no limit."""
     return None if link == NO_LIMIT else float(link)
 
 
 class Known:
-    """The records so far; the list may grow."""
+    """Queries on the records of finished runs; the caller may append to the list of records."""
 
     def __init__(self, records: list[Record], targets: Sequence[float]) -> None:
         self._records, self._targets = records, sorted(targets)
 
     def runs(self, name: str, link: str, learning_rate: float | None = None) -> list[Record]:
-        """Return the good runs of a contender over a link, with one rate or any."""
+        """Return the successful runs of a contender over a link.
+
+        `learning_rate` restricts the runs to one rate; None returns runs with any rate.
+        """
         return [
             record
             for record in self._records
@@ -108,37 +114,42 @@ class Known:
         ]
 
     def best_rate(self, name: str) -> float | None:
-        """Return the learning rate that reaches most, and that soonest; None: nothing is known.
+        """Return a contender's best learning rate, or None if it has no run without a link limit.
 
-        Chosen by the first round without a limit.
+        Only runs of round 1 without a limit count. The best rate reaches the highest target first;
+        ties are decided by the lower targets and then by the best score.
         """
         runs = [record for record in self.runs(name, NO_LIMIT) if record["round"] == 1]
         tried = {record["learning_rate"] for record in runs}
 
         def worth(rate: float) -> tuple[float, ...]:
-            same = [record for record in runs if record["learning_rate"] == rate]
-            best = statistics.median(_best_score(record) for record in same)
-            times = [self._median(same, target, "seconds") for target in self._targets[::-1]]
+            rate_runs = [record for record in runs if record["learning_rate"] == rate]
+            best = statistics.median(_best_score(record) for record in rate_runs)
+            times = [self._median(rate_runs, target, "seconds") for target in self._targets[::-1]]
             soon = [-math.inf if seconds is None else -seconds for seconds in times]
             return (*soon, best)
 
         return max(tried, key=worth, default=None)
 
     def steps_to(self, name: str, target: float) -> float | None:
-        """Return the steps of all workers to a score without a limit, at the best rate."""
+        """Return the steps of all workers to a score, without a limit and at the best rate.
+
+        None if fewer than half of the runs reached the score.
+        """
         runs = self.runs(name, NO_LIMIT, self.best_rate(name))
         return self._median(runs, target, "steps")
 
     def cost(self, name: str, link: str, target: float) -> tuple[curves.Point, bool] | None:
-        """Return what a score cost over a link, and whether that is computed.
+        """Return the cost of a score over a link, and True if the cost is computed, not measured.
 
-        Medians of the runs at the best rate. None: no run reached it, and none counted its steps.
+        The cost has the medians of the runs at the best rate. None if no run over the link reached
+        the score and the cost cannot be computed from runs without a limit.
         """
         runs = self.runs(name, link, self.best_rate(name))
-        found = [point for point in (reached(record, target) for record in runs) if point]
-        if found:
+        points = [point for point in (reached(record, target) for record in runs) if point]
+        if points:
             values = {
-                field: _median_or_none([getattr(point, field) for point in found])
+                field: _median_or_none([getattr(point, field) for point in points])
                 for field in ("seconds", "steps", "bytes_up", "bytes_down")
             }
             return curves.Point(**values), False
@@ -156,11 +167,11 @@ class Known:
         )
 
     def _median(self, runs: Sequence[Record], target: float, field: str) -> float | None:
-        """Return the median of those that reached a target, if most did."""
-        found = [point for point in (reached(record, target) for record in runs) if point]
-        if not found or 2 * len(found) < len(runs):
+        """Return a field's median over the runs that reached a target, or None if few did."""
+        points = [point for point in (reached(record, target) for record in runs) if point]
+        if not points or 2 * len(points) < len(runs):
             return None
-        return statistics.median(getattr(point, field) for point in found)
+        return statistics.median(getattr(point, field) for point in points)
 
 
 def _median_or_none(values: Sequence[float | None]) -> Any:
@@ -168,7 +179,7 @@ def _median_or_none(values: Sequence[float | None]) -> Any:
 
 
 def reached(record: Record, target: float) -> curves.Point | None:
-    """Return the first point of a run at or above a score."""
+    """Return the first point of a run whose score is at least `target`, or None."""
     return curves.first_at([curves.Point(**point) for point in record["curve"]], target)
 
 
@@ -177,9 +188,9 @@ def _best_score(record: Record) -> float:
 
 
 def pending(settings: Settings, records: list[Record]) -> Iterator[PlannedRun]:
-    """Yield what is left to be run; the caller adds each one's record before the next.
+    """Yield the runs that have no record; the caller appends each run's record before the next.
 
-    A run that failed is done; leave its record out to have it made again.
+    The record of a failed run counts as done; remove the record to repeat the run.
     """
     known = Known(records, settings.targets)
 
@@ -189,8 +200,8 @@ def pending(settings: Settings, records: list[Record]) -> Iterator[PlannedRun]:
     if len(settings.learning_rates) > 1 or NO_LIMIT in settings.links:
         for rate in settings.learning_rates:
             for name in settings.names:
-                kept = settings.snapshot_seconds
-                run = PlannedRun(name, NO_LIMIT, rate, 1, settings.seconds, 0, kept)
+                interval = settings.snapshot_seconds
+                run = PlannedRun(name, NO_LIMIT, rate, 1, settings.seconds, 0, interval)
                 if not is_done(run):
                     yield run
     for number in range(1, settings.rounds + 1):
@@ -207,7 +218,7 @@ def pending(settings: Settings, records: list[Record]) -> Iterator[PlannedRun]:
 
 
 def _sized(settings: Settings, known: Known, run: PlannedRun) -> PlannedRun:
-    """Give a run its length and the pace of its snapshots."""
+    """Return the run with its length and its snapshot interval set."""
     rate = mbps(run.link)
     dense = run.contender in settings.dense
     if rate is None:
@@ -216,7 +227,7 @@ def _sized(settings: Settings, known: Known, run: PlannedRun) -> PlannedRun:
         return dataclasses.replace(run, seconds=settings.most_seconds, steps=_SLOW_STEPS)
     round_steps = settings.round_steps.get(run.contender, 0)
     if rate <= _THIN_MBPS and round_steps:
-        steps = _THIN_ROUNDS * round_steps + 1  # done when they are exchanged
+        steps = _THIN_ROUNDS * round_steps + 1  # the extra step starts after the last exchange
         return dataclasses.replace(run, seconds=_THIN_SECONDS, steps=steps)
     needed = known.steps_to(run.contender, max(settings.targets))
     if run.round > 1 or needed is None:
@@ -234,18 +245,18 @@ def _sized(settings: Settings, known: Known, run: PlannedRun) -> PlannedRun:
 
 
 def _expected_seconds(settings: Settings, dense: bool, rate: float) -> float:
-    """Guess how long a run over a link takes that is to reach the highest target."""
+    """Estimate the seconds of a run over a link to the highest target."""
     if not dense:
         return settings.seconds
     if rate <= _SLOW_MBPS:
-        return _SLOW_STEPS * 8.0  # 4.8 MB up and down, one after the other
+        return _SLOW_STEPS * 8.0  # a step sends 4.8 MB up, then down
     return _DENSE_SLOWER * settings.seconds
 
 
 def estimated_seconds(settings: Settings, records: Sequence[Record]) -> float:
-    """Guess how long what is left takes, if every run reaches the highest target in time."""
-    made, total = list(records), 0.0
-    for run in pending(settings, made):
+    """Estimate the seconds of all pending runs, if every run reaches the highest target in time."""
+    planned, total = list(records), 0.0
+    for run in pending(settings, planned):
         length = run.seconds
         rate = mbps(run.link)
         if run.steps and rate is not None:
@@ -255,10 +266,10 @@ def estimated_seconds(settings: Settings, records: Sequence[Record]) -> float:
                 length = _THIN_ROUNDS * _THIN_ROUND_SECONDS
         total += _AROUND_SECONDS + length
         curve = [dataclasses.asdict(curves.Point(0.7 * length, 1.0, None, None, 1.0))]
-        made.append(record_of(run, {"rates": {}, "curve": curve}))
+        planned.append(record_of(run, {"rates": {}, "curve": curve}))
     return total
 
 
 def record_of(run: PlannedRun, found: Record | None, **more: Any) -> Record:
-    """Return the record of a run: what it found, or, for None, that it failed."""
+    """Return the record of a run with its results; `found` is None for a failed run."""
     return dataclasses.asdict(run) | {"ok": found is not None} | (found or {}) | more

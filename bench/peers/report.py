@@ -1,4 +1,4 @@
-"""The peers' table: every contender over every link, and ours against theirs."""
+"""The peers' tables: every contender over every link, and Thinwire's best against the peers'."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from bench.table import Row
 
 _COMPUTED = "c"
 _NOTES = """\
-Rates and bytes are medians of a run without its first seconds, over all rounds (least to most); \
-bytes are those of a worker's link for each of its mini-batches, headers included. Seconds count \
-from the first step that was done; megabytes are those of all workers, both ways. The model is \
-kept at an interval by each contender and evaluated after the run. Without a limit the learning \
-rate was chosen that is first at the highest target. A figure with "c" is computed: the steps \
-that the contender needed without a limit, at the rate and bytes measured over the link.
+Rates and bytes are medians over all rounds (least to most), without the first seconds of a run. \
+Bytes are counted on one worker's link per mini-batch of the worker, headers included. Seconds \
+count from the first step's end; megabytes are the total of all workers, both ways. Each contender \
+writes snapshots of the model at an interval; they are evaluated after the run. The learning rate \
+is the one that reaches the highest target first without a limit. A figure with "c" is computed: \
+the steps that the contender needed without a limit, at the rate and bytes measured over the link.
 """
 
 
 def _names(known: Known, link: str) -> list[Contender]:
-    return [each for name, each in CONTENDERS.items() if known.runs(name, link)]
+    return [contender for name, contender in CONTENDERS.items() if known.runs(name, link)]
 
 
 def _count(value: float | None, scale: float = 1.0) -> str:
@@ -42,16 +42,16 @@ def _count(value: float | None, scale: float = 1.0) -> str:
 def cells(
     subject: PeerTable, records: list[Record], links: Iterable[str], targets: Sequence[float]
 ) -> list[list[str]]:
-    """Return the table, its head first."""
+    """Return the table's cells; the first row is the head."""
     known = Known(records, targets)
     head = ["link", "contender", "lr", "runs", "samples/s", "spread", "B up/step", "B down/step"]
     for target in targets:
         head += [f"s to {subject.text(target)}", f"MB to {subject.text(target)}"]
-    found = [head]
+    table = [head]
     for link in links:
         for contender in _names(known, link):
-            found.append(_line(known, contender.name, link, targets))
-    return found
+            table.append(_line(known, contender.name, link, targets))
+    return table
 
 
 def _line(known: Known, name: str, link: str, targets: Sequence[float]) -> list[str]:
@@ -90,19 +90,19 @@ def _both(point: curves.Point) -> float | None:
 
 
 def failures(records: Iterable[Record]) -> list[str]:
-    """Return a line for each run that failed, or that needed a second attempt."""
-    found = []
+    """Return a line for each run that failed, diverged, or needed a second attempt."""
+    lines = []
     for record in records:
         where = f"{record['contender']}, link {record['link']}, lr {record['learning_rate']:g}"
         if record.get("left_out"):
             continue
         if record.get("diverged"):
-            found.append(f"{where}: diverged")
+            lines.append(f"{where}: diverged")
         elif not record["ok"]:
-            found.append(f"{where}: failed: {record['error']}")
+            lines.append(f"{where}: failed: {record['error']}")
         elif record.get("attempts", 1) > 1:
-            found.append(f"{where}: worked at attempt {record['attempts']}: {record['error']}")
-    return found
+            lines.append(f"{where}: worked at attempt {record['attempts']}: {record['error']}")
+    return lines
 
 
 def document(
@@ -112,11 +112,11 @@ def document(
     targets: Sequence[float],
     workers: int = 2,
 ) -> str:
-    """Return the tables as Markdown."""
+    """Return the tables with their notes as Markdown."""
     parts = [
         f"{subject.about.format(workers=workers)} {_NOTES}",
         markdown(cells(subject, records, links, targets)),
-        "Ours against theirs:\n",
+        "Thinwire against the peers:\n",
         rows_document(list(rows(subject, records, links, targets))),
     ]
     parts.append(_circumstances(records))
@@ -128,11 +128,11 @@ def document(
 
 
 def _circumstances(records: Sequence[Record]) -> str:
-    """Return what the runs were of, and how busy the machine was before each."""
+    """Return a line with the commits of the runs and the highest load before a run."""
     loads = [record["load_before"] for record in records if "load_before" in record]
     commits = sorted({record.get("commit", "unknown") for record in records if record["ok"]})
     load = f"Load before a run: {max(loads, default=0.0):.1f} at most."
-    return f"{load} Of commit {', '.join(commits)}.\n"
+    return f"{load} Commit {', '.join(commits)}.\n"
 
 
 def rows_document(found: Sequence[Row]) -> str:
@@ -149,21 +149,22 @@ def sheet(
     return text.getvalue()
 
 
-# -- ours against theirs ------------------------------------------------------------------------
+# -- Thinwire against the peers -----------------------------------------------------------------
 
 
 def rows(
     subject: PeerTable, records: list[Record], links: Iterable[str], targets: Sequence[float]
 ) -> Iterator[Row]:
-    """Yield ours against the peers', as far as there are runs of both."""
+    """Yield the rows that compare Thinwire with the peers, for links with runs of both sides."""
     known = Known(records, targets)
     for link in links:
         present = _names(known, link)
-        ours = [each for each in present if each.sort == "ours"]
-        peers = [each for each in present if each.sort != "ours"]
+        ours = [contender for contender in present if contender.sort == "ours"]
+        peers = [contender for contender in present if contender.sort != "ours"]
         if ours and peers:
             yield from _rate_rows(known, link, ours, peers)
-            for target in targets:  # the goal is of the highest, by which rates are chosen
+            # Learning rates are chosen by the highest target, so only this target has a goal.
+            for target in targets:
                 goal = subject.goals.get(link, 1.0) if target == max(targets) else None
                 yield from _cost_rows(
                     known, link, (target, subject.text(target)), goal, ours, peers
@@ -178,15 +179,15 @@ def _rate_rows(
         return [run["samples_per_second"] for run in runs]
 
     def fastest(group: Iterable[Contender]) -> Contender | None:
-        timed = [each for each in group if speeds(each)]
+        timed = [contender for contender in group if speeds(contender)]
         return max(timed, key=lambda each: statistics.median(speeds(each)), default=None)
 
     def row(mine: Contender | None, theirs: Contender | None, goal: float | None) -> Iterator[Row]:
         if mine is None or theirs is None:
             return
-        own, other = speeds(mine), speeds(theirs)
+        ours_rates, peer_rates = speeds(mine), speeds(theirs)
         name = f"{mine.name} / {theirs.name}, samples/s, {_over(link)}"
-        middle, limit = statistics.median(own), statistics.median(other)
+        middle, limit = statistics.median(ours_rates), statistics.median(peer_rates)
         yield Row(
             name,
             middle,
@@ -195,17 +196,22 @@ def _rate_rows(
             middle / limit,
             goal,
             "higher",
-            spread=f"{min(own):,.0f} to {max(own):,.0f}; {min(other):,.0f} to {max(other):,.0f}",
+            spread=f"{min(ours_rates):,.0f} to {max(ours_rates):,.0f}; "
+            f"{min(peer_rates):,.0f} to {max(peer_rates):,.0f}",
         )
 
     if link == NO_LIMIT:
-        dense = fastest(each for each in ours if each.dense)
+        dense = fastest(contender for contender in ours if contender.dense)
         for peer in peers:
-            if peer.sort != "federated":  # a client there exchanges once in many steps
+            if peer.sort != "federated":  # a federated client exchanges once in many steps
                 yield from row(dense, peer, 1.0)
         return
-    sparse = fastest(each for each in ours if not each.dense and "local steps" not in each.name)
-    servers = fastest(each for each in peers if each.sort == "parameter server")
+    sparse = fastest(
+        contender
+        for contender in ours
+        if not contender.dense and "local steps" not in contender.name
+    )
+    servers = fastest(contender for contender in peers if contender.sort == "parameter server")
     goals = {"torch DDP": 5.0, "torch DDP, PowerSGD": 1.0}
     yield from row(sparse, servers, 8.0)
     for peer in peers:
@@ -221,29 +227,38 @@ def _cost_rows(
     ours: list[Contender],
     peers: list[Contender],
 ) -> Iterator[Row]:
-    """Yield the best of ours against the best of the peers, in seconds and in bytes."""
+    """Yield two rows, in seconds and in bytes: Thinwire's best against the best peer."""
     target, text = named_target
 
     def best(group: list[Contender], bytes_too: bool) -> tuple[float, str, bool] | None:
-        found = []
-        for each in group:
-            cost = known.cost(each.name, link, target)
+        costs = []
+        for contender in group:
+            cost = known.cost(contender.name, link, target)
             if cost is not None:
                 value = _both(cost[0]) if bytes_too else cost[0].seconds
                 if value is not None:
-                    found.append((value, each.name, cost[1]))
-        return min(found, default=None)
+                    costs.append((value, contender.name, cost[1]))
+        return min(costs, default=None)
 
     for bytes_too, unit in ((False, "s"), (True, "MB")):
-        mine, theirs = best(ours, bytes_too), best(peers, bytes_too)
-        if mine is None or theirs is None:
+        best_ours, best_peer = best(ours, bytes_too), best(peers, bytes_too)
+        if best_ours is None or best_peer is None:
             continue
         scale = 1e6 if bytes_too else 1.0
-        note = "; ".join(f"{name}{' (computed)' if c else ''}" for _, name, c in (mine, theirs))
+        note = "; ".join(
+            f"{name}{' (computed)' if c else ''}" for _, name, c in (best_ours, best_peer)
+        )
         what = "bytes" if bytes_too else "seconds"
         name = f"{what} to {text}, best of ours / best peer, {_over(link)}"
         yield Row(
-            name, mine[0] / scale, unit, theirs[0] / scale, mine[0] / theirs[0], goal, "lower", note
+            name,
+            best_ours[0] / scale,
+            unit,
+            best_peer[0] / scale,
+            best_ours[0] / best_peer[0],
+            goal,
+            "lower",
+            note,
         )
 
 

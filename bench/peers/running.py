@@ -1,4 +1,4 @@
-"""Runs one contender once: starts its processes in their places, waits, ends them, evaluates."""
+"""Run one contender once: start its processes in their places, wait, kill them, evaluate."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ from bench.peers.contenders import ROOT, Contender, PeerNode, environment_of
 from bench.peers.lab import Lab
 from thinwire.runtime.run.settings import EXIT_DIVERGED
 
-#: Runs a command that ends with this process: prctl(PR_SET_PDEATHSIG), which outlasts an exec. It
-#: is no preexec_fn, for gRPC in this process may abort what runs between a fork and an exec.
+#: Program that runs a command which the kernel kills when the harness ends: PR_SET_PDEATHSIG
+#: persists over an exec. A preexec_fn would run between fork and exec, where gRPC in the harness
+#: process may abort it.
 _BOUND = (
     "import ctypes, os, signal, sys\n"
     "ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"
     "os.execvp(sys.argv[1], sys.argv[1:])\n"
 )
-#: To import, build and trace, and to end after the last step that may begin in time.
+#: Time to import, build and trace, and to finish the last step that starts in time, in seconds.
 _START_SECONDS = 180.0
 _POLL_SECONDS = 0.2
 _SHOWN_BYTES = 1500
 
 
 class PeerFailed(Exception):
-    """A run did not end as it should; the message has the end of its processes' output."""
+    """A run failed; the message has the end of the processes' output."""
 
 
 class PeerDiverged(PeerFailed):
-    """One of our workers gave up because its gradients were not finite any more: an outcome."""
+    """A Thinwire worker stopped because its gradients became infinite or NaN: a valid result."""
 
 
 @dataclasses.dataclass
@@ -54,10 +55,10 @@ def run(
     targets: Sequence[float],
     evaluate: Callable[[Path], float],
 ) -> dict[str, Any]:
-    """Train once and return what was measured, as plain data.
+    """Train once and return the measurements as plain data.
 
     Raises:
-        PeerFailed: A process ended too early or badly, or took too long.
+        PeerFailed: A process failed or exceeded the time limit, or no step was done.
     """
     with tempfile.TemporaryDirectory(prefix="thinwire-peers-") as name:
         folder = Path(name)
@@ -66,14 +67,14 @@ def run(
         with lab.counting(), _started(nodes, lab, folder) as children:
             _wait(children, task.seconds + _START_SECONDS, contender.sort == "ours", folder)
         try:
-            # Ours reports rounds as they end.
+            # Thinwire's watcher sees the samples of a round only when the round ends.
             unseen = contender.round_steps * task.workers if contender.sort == "ours" else 0
             steps, snapshots = curves.read(folder, unseen)
             warm = curves.rates(steps, lab.bytes(), contender.round_steps > 0)
         except ValueError as error:
             raise PeerFailed(f"{error}; {_outputs(children)}") from error
-        kept = curves.points(snapshots, steps, lab.bytes())
-        curve = curves.evaluated(kept, targets, evaluate)
+        costs = curves.points(snapshots, steps, lab.bytes())
+        curve = curves.evaluated(costs, targets, evaluate)
     return {
         "samples_per_second": warm.steps_per_second * task.batch_size,
         "rates": dataclasses.asdict(warm),
@@ -85,7 +86,7 @@ def run(
 
 @contextlib.contextmanager
 def _started(nodes: Sequence[PeerNode], lab: Lab, folder: Path) -> Iterator[list[_PeerProcess]]:
-    """Start every node, and end all of them."""
+    """Start every node, and kill all nodes when the block ends."""
     children: list[_PeerProcess] = []
     try:
         for number, node in enumerate(nodes):
@@ -114,13 +115,14 @@ def _start(node: PeerNode, lab: Lab, output: BinaryIO) -> subprocess.Popen[bytes
 
 
 def _wait(children: Sequence[_PeerProcess], seconds: float, is_ours: bool, folder: Path) -> None:
-    """Wait for the node that leads, or until the time is over and it has kept a model.
+    """Wait until the leading node ends, or until the time limit if there is a snapshot.
 
-    A step of a peer may wait for an exchange for longer than the run: what it kept before counts.
+    A peer's step may wait for an exchange for longer than the run lasts. The run's snapshots until
+    the time limit are then its result.
 
     Raises:
-        PeerDiverged: The learning rate is too high.
-        PeerFailed: It ended badly or not at all, or another one ended before it.
+        PeerDiverged: The gradients were not finite: the learning rate is too high.
+        PeerFailed: A node failed, or the time limit is over and there is no snapshot.
     """
     (leader,) = (child for child in children if child.node.leads)
     deadline = time.monotonic() + seconds
@@ -129,15 +131,15 @@ def _wait(children: Sequence[_PeerProcess], seconds: float, is_ours: bool, folde
             if child.process.poll() not in (None, 0):
                 code, command = child.process.returncode, " ".join(child.node.command)[:200]
                 if is_ours and code == EXIT_DIVERGED:
-                    raise PeerDiverged("diverged: its gradients were not finite any more")
-                raise PeerFailed(f"ended with {code}: {command}; {_tail(child)}")
+                    raise PeerDiverged("diverged: gradients became infinite or NaN")
+                raise PeerFailed(f"a process ended with {code}: {command}; {_tail(child)}")
         if time.monotonic() > deadline:
             if any(folder.glob("*.npy")):
                 return
             raise PeerFailed(f"not done after {seconds:.0f} s; {_outputs(children)}")
         time.sleep(_POLL_SECONDS)
     if code:
-        raise PeerFailed(f"ended with {code}; {_outputs(children)}")
+        raise PeerFailed(f"the leader ended with {code}; {_outputs(children)}")
 
 
 def _tail(child: _PeerProcess) -> str:

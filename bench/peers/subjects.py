@@ -1,4 +1,4 @@
-"""The works that tables are made of: what is usual for each, and how its goal is written."""
+"""The works of the comparison: model, links, targets and goals of each work's table."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from bench.peers import work
 
 @dataclasses.dataclass(frozen=True)
 class PeerTable:
-    """One work.
+    """Defaults for the table of one work.
 
     Attributes:
-        model: What is trained.
-        about: What all contenders do alike, a sentence with a place for the number of workers.
-        stem: Of the files of its results.
-        by_loss: Measured by the loss on the test set, else by accuracy. Scores are the higher the
-            better: a loss is one with its sign turned.
-        batch_size: Of a worker.
-        links: "none", or megabits per second.
-        learning_rates: To choose from.
-        rounds: Of all contenders over all links.
-        seconds: Of a run without a limit.
-        most_seconds: Of a run over a link.
-        targets: As people write them: accuracies, or losses.
-        picture: Name of its picture, without the ending.
-        picture_links: Whose bars it shows.
-        caption: What it shows, but for the link.
-        snapshot_seconds: Between two models that are kept, at least.
-        goals: Link -> the most that the best of ours may take of the best peer's seconds to the
-            highest target; where it has none, 1.
+        model: Name of the trained model.
+        about: Sentence that describes the training; `{workers}` stands for the number of workers.
+        stem: Name of the result files, without date and suffix.
+        by_loss: True if the score is the negated loss on the test set; False if it is the accuracy.
+            Higher scores are better.
+        batch_size: Number of samples in a worker's mini-batch.
+        links: Links to measure: "none", or megabits per second as text.
+        learning_rates: Learning rates to try.
+        rounds: Number of runs of each contender over each link.
+        seconds: Length of a run without a limit.
+        most_seconds: Maximum length of a run over a limited link.
+        targets: Accuracies or positive losses to reach.
+        picture: File name of the picture, without the suffix.
+        picture_links: Links that the picture shows.
+        caption: Caption of the picture, without the link.
+        snapshot_seconds: Minimum time between two snapshots, in seconds.
+        goals: Link -> maximum of the seconds of Thinwire's best contender to the highest target,
+            divided by the best peer's seconds. A link without an entry has the goal 1.
     """
 
     model: str
@@ -51,11 +51,11 @@ class PeerTable:
     goals: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def scores(self, targets: Sequence[float]) -> list[float]:
-        """Return targets as scores."""
+        """Return the scores of targets: negated losses, or accuracies."""
         return [-target if self.by_loss else target for target in targets]
 
     def text(self, score: float) -> str:
-        """Return a score as people write it."""
+        """Return a score as text: a positive loss, or an accuracy."""
         return f"loss {-score:.2f}" if self.by_loss else f"{score:.2f}"
 
 
@@ -114,4 +114,4 @@ _WIDE = PeerTable(
     snapshot_seconds=2.0,
     goals={"100": 0.5},
 )
-SUBJECTS: Mapping[str, PeerTable] = {each.model: each for each in (_CNN, _DECODER, _WIDE)}
+SUBJECTS: Mapping[str, PeerTable] = {table.model: table for table in (_CNN, _DECODER, _WIDE)}

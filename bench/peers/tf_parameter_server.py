@@ -1,7 +1,7 @@
-"""TensorFlow's ParameterServerStrategy: the ps, a worker, or the coordinator.
+"""Run TensorFlow's ParameterServerStrategy: the ps, a worker, or the coordinator.
 
-Keras 3 does not support the strategy, so the model is written with TensorFlow's own operations and
-the momentum step is the fused one that Keras' optimizer used, on the ps, where the variables are.
+Keras 3 does not support this strategy, so the model uses TensorFlow operations. The momentum step
+is TensorFlow's fused operation for Keras' momentum, executed on the ps, which holds the variables.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from bench.peers import work
 
-#: With one the first steps were not done after five minutes; the arithmetic has one thread.
+#: With one inter-op thread the first steps do not end within five minutes. One intra-op thread does
+#: the arithmetic.
 _INTER_OP_THREADS = 3
-#: Steps that wait for a worker, for each of them: enough to keep it busy, and few at the end.
+#: Scheduled steps per worker: enough to keep workers busy, with few steps left over at the end.
 _STEPS_AHEAD = 4
 _POLL_SECONDS = 0.05
 
@@ -39,7 +40,7 @@ def _loss(weights: list[tf.Variable], images: tf.Tensor, labels: tf.Tensor) -> t
 
 
 def _dataset(task: work.Work) -> tf.data.Dataset:
-    """Read the files on each worker; arrays would travel there inside the graph."""
+    """Return a data set that reads files on each worker; arrays would be sent inside the graph."""
     images, labels = work.files()
     together = tf.data.Dataset.zip(
         (
@@ -54,12 +55,12 @@ def _dataset(task: work.Work) -> tf.data.Dataset:
         numbers = tf.cast(tf.io.decode_raw(classes, tf.uint8), tf.int64)
         return tf.reshape(scaled, (-1, 28, 28, 1)), tf.reshape(numbers, (-1,))
 
-    endless = together.cache().shuffle(10_000).repeat()  # in another order on each worker
+    endless = together.cache().shuffle(10_000).repeat()  # each worker has a different order
     return endless.batch(task.batch_size, drop_remainder=True).map(decode).prefetch(2)
 
 
 def _serve(job: str, index: int, cluster: dict[str, list[str]]) -> None:
-    """Be a ps or worker until killed."""
+    """Run a ps or a worker until the harness kills the process."""
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=1, inter_op_parallelism_threads=_INTER_OP_THREADS
     )
@@ -80,7 +81,7 @@ def _strategy(cluster: dict[str, list[str]]) -> tf.distribute.Strategy:
 
 
 class ParameterServerTrainer:
-    """The coordinator's part: schedules steps on whichever worker is free."""
+    """The coordinator, which schedules steps on workers that are free."""
 
     def __init__(self, strategy: tf.distribute.Strategy, task: work.Work) -> None:
         tf.random.set_seed(task.seed)
@@ -118,11 +119,11 @@ class ParameterServerTrainer:
         self._iterator = iter(self._coordinator.create_per_worker_dataset(lambda: _dataset(task)))
 
     def weights(self) -> NDArray[np.float32]:
-        """Return the model as it is on the ps."""
+        """Return the current weights on the ps, flat in Keras' order."""
         return work.flatten([variable.numpy() for variable in self._weights])
 
     def run(self, report: Callable[[int], bool]) -> None:
-        """Let the workers step until `report`, called with the steps done, returns True."""
+        """Schedule steps until `report(steps)` returns True; `steps` counts the finished steps."""
         scheduled, over = 0, False
         while not over:
             done = int(self._done.numpy())
@@ -145,14 +146,14 @@ def _coordinate(task: work.Work, cluster: dict[str, list[str]]) -> None:
 
 def main() -> None:
     options = work.parser(__doc__)
-    options.add_argument("--cluster", required=True, help="JSON: job -> addresses")
+    options.add_argument("--cluster", required=True, help="addresses of each job, as JSON")
     options.add_argument("--job", choices=("chief", "ps", "worker"), required=True)
     options.add_argument("--index", type=int, default=0)
     arguments = options.parse_args()
     cluster = json.loads(arguments.cluster)
     if arguments.job == "chief":
         _coordinate(work.from_arguments(arguments), cluster)
-        os._exit(0)  # the strategy's threads retry their dead servers for minutes
+        os._exit(0)  # else the strategy's threads retry killed servers for minutes
     _serve(arguments.job, arguments.index, cluster)
 
 

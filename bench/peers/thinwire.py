@@ -1,4 +1,4 @@
-"""Our own figures on the peers' work: a Cluster of real processes, measured after its warm-up."""
+"""Run Thinwire on the peers' work: a Cluster of real processes, measured after its warm-up."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from bench.peers import work
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-WARMUP_SECONDS = 12.0  # starting, tracing and the first evaluation disturb the beginning
-_TAIL_SECONDS = 200.0  # to start and to end, on a busy machine
+WARMUP_SECONDS = 12.0  # start, tracing and the first evaluation slow the run down
+_TAIL_SECONDS = 200.0  # time to start and to end on a busy machine
 
 
 def training_flags(task: work.Work) -> list[str]:
-    """Return what every node of ours trains with, whatever its method, model and links."""
+    """Return the flags of main.py that are common to all methods, models and links."""
     return [
         *_data_flags(task),
         f"--batch_size={task.batch_size}",
@@ -55,11 +55,11 @@ def flags(task: work.Work, method: str, extra: Sequence[str] = ()) -> list[str]:
 
 
 def run(command: Sequence[str], seconds: float, folder: pathlib.Path) -> None:
-    """Run main.py in `folder`, quietly.
+    """Run main.py with the run directory `folder`, without output.
 
     Raises:
-        RuntimeError: It did not end well; the message has the end of its output.
-        subprocess.TimeoutExpired: It did not end.
+        RuntimeError: main.py failed; the message has the end of its output.
+        subprocess.TimeoutExpired: main.py ran longer than `seconds`.
     """
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     with open(folder / "output.txt", "w+") as output:
@@ -73,12 +73,14 @@ def run(command: Sequence[str], seconds: float, folder: pathlib.Path) -> None:
         try:
             code = cluster.wait(seconds)
         except BaseException:
-            cluster.send_signal(signal.SIGINT)  # it ends its children; a kill would orphan them
+            cluster.send_signal(
+                signal.SIGINT
+            )  # main.py then ends its children; SIGKILL would orphan them
             cluster.wait()
             raise
         if code != 0:
             output.seek(0)
-            raise RuntimeError(f"main.py ended with {code}: {output.read()[-2000:]}")
+            raise RuntimeError(f"main.py: exit code {code}: {output.read()[-2000:]}")
 
 
 def statuses(folder: pathlib.Path) -> list[dict[str, float]]:
@@ -88,21 +90,21 @@ def statuses(folder: pathlib.Path) -> list[dict[str, float]]:
 
 
 def steady(folder: pathlib.Path) -> dict[str, float]:
-    """Return what a run did between the end of its warm-up and its last update.
+    """Return samples, seconds and bytes of a run's steady part.
 
-    Samples and seconds are of that part; bytes of an exchange are a mean of the whole run, since
-    workers report theirs only now and then.
+    Samples and seconds count from the end of the warm-up to the last update. Bytes of an exchange
+    are the mean of the whole run, because workers report their bytes only at intervals.
     """
     entries = [e for e in statuses(folder) if e["seconds"] >= WARMUP_SECONDS - 6.0]
     first, last = entries[0], entries[-1]
-    found = {name: last[name] - first[name] for name in ("samples", "seconds")}
+    differences = {name: last[name] - first[name] for name in ("samples", "seconds")}
     summary = json.loads((folder / "summary.json").read_text())
     up, down = summary["bytes_up_per_push"], summary["bytes_down_per_pull"]
-    return {**found, "bytes_per_exchange": up + down}
+    return {**differences, "bytes_per_exchange": up + down}
 
 
 def measure(task: work.Work, method: str, extra: Sequence[str] = ()) -> dict[str, float]:
-    """Run a cluster and return its steady part (see `steady`)."""
+    """Run a cluster and return the result of `steady`."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         command = [*flags(task, method, extra), "--type_node=Cluster"]

@@ -1,4 +1,4 @@
-"""Our model file for the decoder's work: the built-in one with the weights that all begin with."""
+"""Thinwire's model file for the decoder's work: the built-in decoder with the initial weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SEED = 1
 
 
 def build_model() -> keras.Model:
-    """Return the network: tokens [N, 64] int32 to logits [N, 64, 256] of the next ones."""
+    """Return the network: tokens [N, 64] int32 to logits [N, 64, 256] of the next tokens."""
     model = build_network("decoder", 1, 1, decoder_work.VOCABULARY, seed=_SEED)
     model.set_weights(work.unflatten(decoder_work.initial(_SEED), decoder_work.TENSORS))
     return model

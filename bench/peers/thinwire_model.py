@@ -1,4 +1,4 @@
-"""Our model file for the peers' work: mnist_cnn with the weights that all begin with."""
+"""Thinwire's model file for the peers' work: mnist_cnn with all contenders' initial weights."""
 
 from __future__ import annotations
 

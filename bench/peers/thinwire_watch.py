@@ -1,7 +1,7 @@
-"""Watches a run of ours from its server: the samples applied, and the model now and then.
+"""Watch a Thinwire run from its server: record the applied samples, and snapshots of the model.
 
-As a Supervisor does, but it evaluates nothing: the harness evaluates the snapshots of every
-contender after its run.
+The watcher connects to the shard as a Supervisor does, but it does not evaluate: the harness
+evaluates the snapshots of every contender after the run.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _CHOICES = {
 
 
 def _connect(shared: SharedModel, address: str) -> ShardStream:
-    """Join the shard as soon as it listens.
+    """Connect to the shard; retry until the shard listens.
 
     Raises:
-        Unreachable: It does not come.
+        Unreachable: The shard does not listen within `_START_SECONDS`.
     """
     hello = pb.Hello(
         protocol_version=messages.PROTOCOL_VERSION,
@@ -74,7 +74,7 @@ def _connect(shared: SharedModel, address: str) -> ShardStream:
 def _weights(viewer: ModelFetcher, shard: ShardStream) -> NDArray[np.float32]:
     view = viewer.fetch([shard])
     if view is None:
-        raise RuntimeError("the shard does not answer")
+        raise RuntimeError("the shard did not answer a request for the model")
     return view.weights
 
 

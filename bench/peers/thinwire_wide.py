@@ -1,4 +1,4 @@
-"""Our model file for the wide work: a perceptron with the weights that all begin with."""
+"""Thinwire's model file for the wide work: the perceptron with all contenders' initial weights."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One worker of torch's DistributedDataParallel on gloo, optionally with a gradient hook.
+"""Run one worker of torch's DistributedDataParallel on gloo, optionally with a gradient hook.
 
-The harness starts one for each worker, with the interpreter that setup.sh makes.
+The harness starts one process per worker, with the interpreter that setup.sh installs.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ def _add_hook(model: nn.parallel.DistributedDataParallel, hook: str) -> None:
 
 
 def _train(rank: int, task: work.Work, hook: str) -> None:
-    """Step until the first worker has trained long enough; the harness then ends the others."""
-    own = torch_model.Trainee(task, rank)
-    # PowerSGD chains its collectives: with two buckets the ranks may start them in another
-    # order, which gloo answers by aborting. A set capacity makes one bucket of the model.
+    """Train until worker 0 has trained long enough; the harness then kills the other workers."""
+    trainee = torch_model.Trainee(task, rank)
+    # PowerSGD chains its collectives. With two buckets the ranks may start them in different
+    # orders, and gloo aborts. With this capacity the whole model is one bucket.
     capacity_mb = 25 if hook == "powersgd" else None
-    model = nn.parallel.DistributedDataParallel(own.model, bucket_cap_mb=capacity_mb)
+    model = nn.parallel.DistributedDataParallel(trainee.model, bucket_cap_mb=capacity_mb)
     _add_hook(model, hook)
-    optimizer = own.optimizer_of(model.parameters())
+    optimizer = trainee.optimizer_of(model.parameters())
     progress = work.PeerProgress(task, f"{rank}", rank == 0)
     steps, over = 0, False
     while not over or rank:
-        own.step(optimizer, model)
+        trainee.step(optimizer, model)
         steps += 1
-        over = progress.report(steps, lambda: own.weights)
+        over = progress.report(steps, lambda: trainee.weights)
 
 
 def main() -> None:
@@ -47,7 +47,9 @@ def main() -> None:
     options.add_argument("--hook", choices=("none", "fp16", "powersgd"), default="none")
     options.add_argument("--rank", type=int, required=True)
     options.add_argument("--address", required=True, help="host:port of the first worker")
-    options.add_argument("--interface", required=True, help="that reaches the others")
+    options.add_argument(
+        "--interface", required=True, help="network interface to the other workers"
+    )
     arguments = options.parse_args()
     task = work.from_arguments(arguments)
     torch_model.use_one_thread(task, arguments.rank)
@@ -60,7 +62,7 @@ def main() -> None:
     )
     _train(arguments.rank, task, arguments.hook)
     sys.stdout.flush()
-    os._exit(0)  # the others are still stepping; to leave the group would wait for them
+    os._exit(0)  # leaving the group would wait for the other workers, which still train
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The decoder in torch, of Keras' shape; its parameters come in the order of `decoder_work`."""
+"""The decoder in torch; its parameters have the order and shapes of `decoder_work`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _TorchBlock(nn.Module):
         return tensor.unflatten(-1, (_HEADS, -1)).transpose(1, 2)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [N, T, width] of the same."""
+        """Return the block's output [N, T, width] for `hidden` [N, T, width]."""
         normed = self.norm_a(hidden)
         parts = [self._heads(of(normed)) for of in (self.query, self.key, self.value)]
         attended = functional.scaled_dot_product_attention(*parts, is_causal=True)
@@ -40,7 +40,7 @@ class _TorchBlock(nn.Module):
 
 
 class TorchDecoder(nn.Module):
-    """Tokens [N, T] int64 to logits [N, T, 256] of the next tokens."""
+    """Decoder that maps tokens [N, T] int64 to logits [N, T, 256] of the next tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,6 +51,6 @@ class TorchDecoder(nn.Module):
         self.logits = nn.Linear(_WIDTH, decoder_work.VOCABULARY)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the logits."""
+        """Return the logits [N, T, 256] for tokens [N, T]."""
         hidden = self.token(tokens) + self.position.weight[: tokens.shape[1]]
         return self.logits(self.norm(self.blocks(hidden)))

@@ -1,4 +1,4 @@
-"""The works' models in torch, for every peer that trains with torch."""
+"""The works' models in torch, for all peers that train with torch."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _adamw(task: work.Work, parameters: Iterable[nn.Parameter]) -> Optimizer:
 
 @dataclasses.dataclass(frozen=True)
 class _Parts:
-    """What differs between the works: model, weights, data, optimizer."""
+    """Functions of one work that build its model, weights, data and optimizer."""
 
     build: Callable[[], nn.Module]
     initial: Callable[[int], NDArray[np.float32]]
@@ -98,16 +98,16 @@ _PARTS = {
 
 
 def initial(task: work.Work) -> NDArray[np.float32]:
-    """Return the weights that everybody begins with, flat in Keras' layout."""
+    """Return the initial weights of all contenders, flat in Keras' layout."""
     return _PARTS[task.model].initial(task.seed)
 
 
 class Trainee:
-    """One worker's model with the weights that all begin with, and its part of the data.
+    """One worker's model with the common initial weights, and the worker's part of the data.
 
     Args:
-        task: What to train.
-        rank: Of the worker.
+        task: Work to train on.
+        rank: Index of the worker, from 0.
     """
 
     def __init__(self, task: work.Work, rank: int) -> None:
@@ -132,19 +132,19 @@ class Trainee:
                 weights.copy_(torch.from_numpy(values))
 
     def optimizer(self) -> Optimizer:
-        """Return a new optimizer of the model's, the work's own."""
+        """Return a new optimizer of the work's kind for the model's parameters."""
         return self.optimizer_of(self.model.parameters())
 
     def optimizer_of(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """Return a new one for parameters that somebody has wrapped."""
+        """Return a new optimizer of the work's kind for the given parameters."""
         return self._parts.optimizer(self._task, parameters)
 
     def step(self, optimizer: Optimizer, wrapped: nn.Module | None = None) -> None:
-        """Do one step with a batch drawn at random.
+        """Take one step with a random mini-batch.
 
         Args:
-            optimizer: The one to step.
-            wrapped: What stands for the model in the forward pass.
+            optimizer: Optimizer that applies the gradient.
+            wrapped: Module that wraps the model in the forward pass; None uses the model.
         """
         size = (self._task.batch_size,)
         chosen = torch.randint(len(self._labels), size, generator=self._generator)
@@ -156,7 +156,7 @@ class Trainee:
 
 
 def use_one_thread(task: work.Work, rank: int) -> None:
-    """Compute with one thread, with a seed of this worker's own."""
+    """Set torch to one thread, and seed it with the sum of the work's seed and the rank."""
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
     torch.manual_seed(task.seed + rank)

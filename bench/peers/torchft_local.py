@@ -1,6 +1,6 @@
-"""torchft's DiLoCo or LocalSGD on gloo: one worker, or the lighthouse that they meet at.
+"""Run torchft's DiLoCo or LocalSGD on gloo: one worker, or the workers' lighthouse.
 
-Each worker is a replica group of one, with a manager of its own.
+Each worker is a replica group of size one and has its own manager.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torchft.local_sgd import DiLoCo, LocalSGD
 from bench.peers import torch_model, work
 
 _PATIENCE = datetime.timedelta(minutes=10)  # an exchange takes half a minute at 1 Mbit/s
-_OUTER_RATE, _OUTER_MOMENTUM = 0.7, 0.9  # DiLoCo's
+_OUTER_RATE, _OUTER_MOMENTUM = 0.7, 0.9  # DiLoCo's defaults
 _JOIN_MS = 60_000
 
 
 def _be_lighthouse(task: work.Work, port: int) -> None:
-    """Be the lighthouse until the harness ends it."""
+    """Run the lighthouse until the harness kills the process."""
     lighthouse = LighthouseServer(
         bind=f"[::]:{port}", min_replicas=task.workers, join_timeout_ms=_JOIN_MS
     )
@@ -50,7 +50,7 @@ def _manager(task: work.Work, rank: int, store: TCPStore, address: str, lighthou
         lighthouse_addr=f"http://{lighthouse}",
         replica_id=f"worker{rank}",
         hostname=address,
-        init_sync=False,  # all begin with the same weights
+        init_sync=False,  # all workers have the same initial weights
     )
 
 
@@ -68,17 +68,17 @@ def _exchange(
 
 
 def _train(task: work.Work, rank: int, method: str, round_steps: int, manager: Any) -> None:
-    """Step until the first worker has trained long enough; the harness then ends the others."""
-    own = torch_model.Trainee(task, rank)
-    optimizer = own.optimizer()
+    """Train until worker 0 has trained long enough; the harness then kills the other workers."""
+    trainee = torch_model.Trainee(task, rank)
+    optimizer = trainee.optimizer()
     progress = work.PeerProgress(task, f"{rank}", rank == 0)
     steps, over = 0, False
-    with _exchange(method, manager, own, optimizer, round_steps):
+    with _exchange(method, manager, trainee, optimizer, round_steps):
         while not over or rank:
-            own.step(optimizer)
+            trainee.step(optimizer)
             steps += 1
             exchanged = steps % round_steps == 0
-            over = progress.report(steps, (lambda: own.weights) if exchanged else None)
+            over = progress.report(steps, (lambda: trainee.weights) if exchanged else None)
 
 
 def main() -> None:
@@ -86,11 +86,11 @@ def main() -> None:
     options.add_argument("--method", choices=("diloco", "localsgd"), default="diloco")
     options.add_argument("--local_steps", type=int, default=50)
     options.add_argument(
-        "--rank", type=int, default=-1, help="of a worker; without: the lighthouse"
+        "--rank", type=int, default=-1, help="rank of a worker; -1: be the lighthouse"
     )
     options.add_argument("--lighthouse", required=True, help="host:port of the lighthouse")
-    options.add_argument("--address", default="", help="of this worker")
-    options.add_argument("--interface", default="", help="that reaches the others")
+    options.add_argument("--address", default="", help="address of this worker")
+    options.add_argument("--interface", default="", help="network interface to the other workers")
     arguments = options.parse_args()
     task = work.from_arguments(arguments)
     if arguments.rank < 0:
@@ -103,7 +103,7 @@ def main() -> None:
     store = TCPStore(host_name=address, port=0, is_master=True, wait_for_workers=False)
     manager = _manager(task, arguments.rank, store, address, arguments.lighthouse)
     _train(task, arguments.rank, arguments.method, arguments.local_steps, manager)
-    os._exit(0)  # the others are still stepping; to leave the quorum would wait for them
+    os._exit(0)  # leaving the quorum would wait for the other workers, which still train
 
 
 if __name__ == "__main__":

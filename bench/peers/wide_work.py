@@ -1,7 +1,7 @@
-"""A third work: a wide multi-layer perceptron on Fashion-MNIST, for models that fill a link.
+"""Definition of the third work: a wide multi-layer perceptron on Fashion-MNIST, which fills a link.
 
-24,925,082 parameters (100 MB), Glorot-uniform weights, zero biases, SGD with momentum. As `work`,
-it imports neither TensorFlow nor torch.
+The perceptron has 24,925,082 parameters (100 MB), Glorot-uniform weights and zero biases, and is
+trained by SGD with momentum. This module imports neither TensorFlow nor torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bench.peers import work
 
-#: Inputs, the units of each hidden layer, outputs.
+#: Number of inputs, number of units of each hidden layer, number of outputs.
 WIDTHS = (784, 4096, 4096, 1200, 10)
 #: Name and shape of each tensor in Keras' order and layout; weights are flat in this order.
 TENSORS: tuple[tuple[str, tuple[int, ...]], ...] = tuple(
@@ -26,16 +26,16 @@ NUM_PARAMETERS = sum(math.prod(shape) for _, shape in TENSORS)
 
 
 def initial(seed: int) -> NDArray[np.float32]:
-    """Return the weights that everybody begins with, flat in Keras' order."""
+    """Return the initial weights of all contenders, flat in Keras' order."""
     random = np.random.default_rng(seed)
     return work.flatten([work.glorot(shape, random) for _, shape in TENSORS])
 
 
 def to_outputs_first(flat: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-    """Return the tensors as torch and MXNet have them: of a kernel [outputs, inputs]."""
-    return [np.ascontiguousarray(each.T) for each in work.unflatten(flat, TENSORS)]
+    """Return the tensors in torch's and MXNet's layout; kernels are [outputs, inputs]."""
+    return [np.ascontiguousarray(tensor.T) for tensor in work.unflatten(flat, TENSORS)]
 
 
 def from_outputs_first(tensors: list[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Return what `to_outputs_first` was made from."""
-    return work.flatten([np.asarray(each).T for each in tensors])
+    """Return the flat weights in Keras' order: the inverse of `to_outputs_first`."""
+    return work.flatten([np.asarray(tensor).T for tensor in tensors])

@@ -1,8 +1,9 @@
-"""The work every peer does, and how each of its processes reports its progress.
+"""Definition of the first work, options of all works, and the progress files of processes.
 
-Keras' mnist_cnn (1,199,882 parameters, Glorot-uniform weights, zero biases, dropout 0.25 and 0.5)
-on Fashion-MNIST, SGD with momentum, one thread a worker. All begin with the same weights. Imports
-neither TensorFlow nor torch, so each peer's own virtual environment can use it.
+The first work is Keras' mnist_cnn (1,199,882 parameters, Glorot-uniform weights, zero biases,
+dropout 0.25 and 0.5) on Fashion-MNIST, trained by SGD with momentum and one thread per worker. All
+contenders start from the same weights. This module imports neither TensorFlow nor torch, so that
+every peer's virtual environment can import it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from thinwire.data.readers import idx
 
-#: What is trained: the CNN of this module, the decoder of `decoder_work`, the perceptron of
+#: Names of the models: the CNN of this module, the decoder of `decoder_work`, the perceptron of
 #: `wide_work`.
 MNIST_CNN, DECODER, WIDE = "mnist_cnn", "decoder", "wide"
 _ROOT = Path(__file__).resolve().parents[2]
@@ -38,17 +39,17 @@ TENSORS = (
     ("logits/bias", (10,)),
 )
 NUM_PARAMETERS = sum(math.prod(shape) for _, shape in TENSORS)
-_FLATTENED = (12, 12, 64)  # height, width, channels of what becomes 9,216 inputs
-PIXEL_MEAN, PIXEL_DEVIATION = 72.94, 90.02  # of Fashion-MNIST
-_LINE_SECONDS = 0.25  # between two lines of progress
+_FLATTENED = (12, 12, 64)  # height, width, channels; flattened to the hidden layer's 9,216 inputs
+PIXEL_MEAN, PIXEL_DEVIATION = 72.94, 90.02  # over Fashion-MNIST's training images
+_LINE_SECONDS = 0.25  # minimum time between two lines of progress
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What to train, and how long.
+    """Model, hyperparameters and length of a training run.
 
-    `steps` are those of one worker, 0 for no limit; whichever of `seconds` and `steps` is over
-    first ends the run. `text` is the decoder's: the folder of the standard library.
+    The run ends after `seconds`, or after `steps` steps of one worker if that is earlier; 0 steps
+    mean no limit. `text` is the folder of the decoder's text, the standard library.
     """
 
     seconds: float
@@ -66,20 +67,24 @@ class Work:
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the options all peers share."""
+    """Return a parser with the options that all peers share."""
     result = argparse.ArgumentParser(description=description)
-    result.add_argument("--seconds", type=float, default=20.0, help="from the first step")
-    result.add_argument("--steps", type=int, default=0, help="of one worker; 0: no limit")
-    result.add_argument("--warmup_steps", type=int, default=0, help="unused by most")
+    result.add_argument(
+        "--seconds", type=float, default=20.0, help="length of the run from the first step"
+    )
+    result.add_argument(
+        "--steps", type=int, default=0, help="maximum steps of one worker; 0: no limit"
+    )
+    result.add_argument("--warmup_steps", type=int, default=0, help="most peers ignore it")
     result.add_argument("--workers", type=int, default=2)
     result.add_argument("--batch_size", type=int, default=64)
     result.add_argument("--learning_rate", type=float, default=0.01)
     result.add_argument("--momentum", type=float, default=0.9)
     result.add_argument("--seed", type=int, default=1)
     result.add_argument("--snapshot_seconds", type=float, default=2.0)
-    result.add_argument("--folder", default=".", help="of progress and snapshots")
+    result.add_argument("--folder", default=".", help="folder for progress files and snapshots")
     result.add_argument("--model", choices=(MNIST_CNN, DECODER, WIDE), default=MNIST_CNN)
-    result.add_argument("--text", default="", help="folder that the decoder reads")
+    result.add_argument("--text", default="", help="folder of the decoder's text")
     return result
 
 
@@ -100,14 +105,14 @@ def to_arguments(task: Work) -> list[str]:
 def files(part: str = "train") -> tuple[Path, Path]:
     """Return the IDX files of images and labels of a part, "train" or "t10k".
 
-    Those of the full set where it is installed, else of the shipped sample.
+    The files are from the full data set if it is installed, else from the shipped sample.
     """
     folder = next(path for path in _FOLDERS if path.is_dir())
     return folder / f"{part}-images-idx3-ubyte.gz", folder / f"{part}-labels-idx1-ubyte.gz"
 
 
 def load(part: str = "train") -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return a part's images float32 [N, 28, 28], standardised, and labels int64 [N]."""
+    """Return a part's standardized images [N, 28, 28] float32, and labels [N] int64."""
     images, labels = idx.read_pair(*files(part))
     scaled = images.astype(np.float32)
     scaled -= PIXEL_MEAN
@@ -116,7 +121,7 @@ def load(part: str = "train") -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 
 def full_set_is_installed() -> bool:
-    """Return whether `load` reads all 60,000 training images."""
+    """Return True if `load` reads all 60,000 training images."""
     return _FOLDERS[0].is_dir()
 
 
@@ -124,13 +129,13 @@ def full_set_is_installed() -> bool:
 
 
 def initial(seed: int) -> NDArray[np.float32]:
-    """Return the weights that everybody begins with, flat in Keras' order."""
+    """Return the initial weights of all contenders, flat in Keras' order."""
     random = np.random.default_rng(seed)
     return flatten([glorot(shape, random) for _, shape in TENSORS])
 
 
 def glorot(shape: tuple[int, ...], random: np.random.Generator) -> NDArray[np.float32]:
-    """Return a kernel's initial values, uniform by its fans; zeros of a bias."""
+    """Return a tensor's initial values: Glorot-uniform for a kernel, zeros for a bias."""
     if len(shape) == 1:
         return np.zeros(shape, np.float32)
     field = math.prod(shape[:-2])
@@ -139,24 +144,24 @@ def glorot(shape: tuple[int, ...], random: np.random.Generator) -> NDArray[np.fl
 
 
 def flatten(tensors: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Return tensors as one vector."""
+    """Return the tensors concatenated to one vector."""
     return np.concatenate([np.asarray(tensor, np.float32).ravel() for tensor in tensors])
 
 
 def unflatten(
     flat: NDArray[np.float32], named: Sequence[tuple[str, tuple[int, ...]]] = TENSORS
 ) -> list[NDArray[np.float32]]:
-    """Return a vector's tensors in Keras' layout; `named` are those of another model."""
+    """Return a vector's tensors in Keras' layout; `named` lists a model's names and shapes."""
     ends = list(itertools.accumulate(math.prod(shape) for _, shape in named))
     parts = np.split(flat, ends[:-1])
     return [part.reshape(shape) for part, (_, shape) in zip(parts, named, strict=True)]
 
 
 def to_channels_first(flat: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-    """Return a vector's tensors as torch and MXNet lay them out.
+    """Return a vector's tensors in torch's and MXNet's layout.
 
-    Filters are [out, in, height, width], matrices [out, in], and the 9,216 inputs of the hidden
-    layer come channel by channel.
+    Filters are [out, in, height, width] and matrices are [out, in]. The 9,216 inputs of the hidden
+    layer are ordered channel by channel.
     """
     tensors = unflatten(flat)
     hidden = tensors[4].reshape(*_FLATTENED, 128).transpose(3, 2, 0, 1).reshape(128, -1)
@@ -167,29 +172,29 @@ def to_channels_first(flat: NDArray[np.float32]) -> list[NDArray[np.float32]]:
 
 
 def from_channels_first(tensors: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Return what `to_channels_first` was made from."""
-    found = [np.asarray(tensor) for tensor in tensors]
+    """Return the flat weights in Keras' order: the inverse of `to_channels_first`."""
+    layers = [np.asarray(tensor) for tensor in tensors]
     height, width, channels = _FLATTENED
-    found[0] = found[0].transpose(2, 3, 1, 0)
-    found[2] = found[2].transpose(2, 3, 1, 0)
-    found[4] = found[4].reshape(128, channels, height, width).transpose(2, 3, 1, 0)
-    found[6] = found[6].T
-    return flatten(found)
+    layers[0] = layers[0].transpose(2, 3, 1, 0)
+    layers[2] = layers[2].transpose(2, 3, 1, 0)
+    layers[4] = layers[4].reshape(128, channels, height, width).transpose(2, 3, 1, 0)
+    layers[6] = layers[6].T
+    return flatten(layers)
 
 
 # -- progress ----------------------------------------------------------------------------------
 
 
 class PeerProgress:
-    """Progress of one process for the harness: lines of time, own steps, snapshot.
+    """File of one process's progress: lines of time, steps of the process, and snapshot file.
 
-    The file has the name of the process. The harness sums the steps of all files and evaluates
-    the snapshots after the run, so that evaluation takes no process any time.
+    Each process writes the file progress-NAME.jsonl. The harness sums the steps of all files. It
+    evaluates the snapshots after the run, so that evaluation does not slow the processes down.
 
     Args:
-        task: What to train.
-        name: Of this process.
-        snapshots: Whether this process keeps the model's snapshots.
+        task: Work that is trained.
+        name: Name of the process.
+        snapshots: True if the process writes snapshots of the model.
     """
 
     def __init__(self, task: Work, name: str, snapshots: bool) -> None:
@@ -207,17 +212,17 @@ class PeerProgress:
         weights: Callable[[], NDArray[np.float32]] | None = None,
         last: bool = False,
     ) -> bool:
-        """Record the steps done; keep a snapshot when it is due; return whether to end.
+        """Record the steps; write a snapshot if one is due; return True if the run must end.
 
         Args:
-            steps: Of those that this process counts; None: it counts none.
-            weights: Gives the model, flat in Keras' layout.
-            last: The run ends here, before its limits are reached.
+            steps: Steps that the process has counted so far; None if it does not count steps.
+            weights: Function that returns the weights, flat in Keras' layout; None: no snapshot.
+            last: True if the run ends now, before its limits are reached.
         """
         now = time.monotonic()
         if self._began is None:
             self._began = now
-            # A process that counts no steps reports whole rounds; the first is worth keeping.
+            # A process that counts no steps reports once per round, so snapshot the first round.
             self._next_snapshot = now + (0.0 if steps is None else self._task.snapshot_seconds)
         over = last or now - self._began >= self._task.seconds
         over = over or (0 < self._task.steps <= (steps or 0))

@@ -1,1 +1,1 @@
-"""What methods learn: accuracy and loss against time, bytes and seeds."""
+"""Studies of training methods: accuracy and loss against time, bytes and seeds."""

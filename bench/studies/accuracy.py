@@ -1,7 +1,7 @@
-"""Accuracy of the methods on Fashion-MNIST, with seeds: one Markdown table a study.
+"""Measure the accuracy of the methods on Fashion-MNIST with several seeds, one table per study.
 
 ``python -m bench.studies.accuracy --study adacomp --runs DIR`` runs every arm with every seed,
-skips what is finished, and prints the table. Takes hours on two cores.
+skips finished runs, and prints a Markdown table. A study takes hours on two cores.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ COMMON = (
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Arms that differ in one thing each.
+    """A set of arms (runs of main.py) that differ from each other in a few flags.
 
     Attributes:
-        common: Flags of all arms.
-        arms: Name of an arm -> what makes it differ.
+        common: Flags of main.py for all arms.
+        arms: Name of an arm -> the arm's own flags.
         updates: Length of a run, in updates of one mini-batch.
-        last_evaluations: Of ten, whose mean accuracy counts.
+        last_evaluations: Number of evaluations at the run's end whose mean accuracy is the result.
+            A run has ten evaluations.
     """
 
     common: tuple[str, ...]
@@ -60,7 +61,7 @@ STUDIES = {
         updates=20_000,
         last_evaluations=3,
     ),
-    # Five epochs of 60,000 examples.
+    # 4,690 updates of 64 examples are five epochs of 60,000 examples.
     "dgs": Study(
         ("--network=mnist_cnn", "--batch_size=64", "--learning_rate=0.05"),
         {
@@ -79,7 +80,7 @@ STUDIES = {
 
 
 def run_arm(study: Study, arm: str, seed: int, folder: pathlib.Path, updates: int) -> pathlib.Path:
-    """Run one arm with one seed unless it is finished; return its run directory."""
+    """Run one arm with one seed; return its run directory. main.py skips a finished run."""
     run_dir = folder / f"{arm.replace(' ', '-').replace('=', '')}-{seed}"
     command = [
         sys.executable,
@@ -97,21 +98,23 @@ def run_arm(study: Study, arm: str, seed: int, folder: pathlib.Path, updates: in
 
 
 def last_accuracy(run_dir: pathlib.Path, count: int) -> float:
-    """Return the mean accuracy of the last evaluations."""
+    """Return the mean accuracy of a run's last `count` evaluations."""
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     evaluations = evaluations_in(list(map(json.loads, lines)))
-    by_version = {each.version: each.metrics["accuracy"] or 0.0 for each in evaluations}
+    by_version = {
+        evaluation.version: evaluation.metrics["accuracy"] or 0.0 for evaluation in evaluations
+    }
     return statistics.mean(list(by_version.values())[-count:])
 
 
 def row(study: Study, arm: str, run_dirs: list[pathlib.Path]) -> str:
-    """Return one line of the table."""
+    """Return one arm's line of the Markdown table."""
     accuracies = [last_accuracy(run_dir, study.last_evaluations) for run_dir in run_dirs]
     summaries = [json.loads((run_dir / "summary.json").read_text()) for run_dir in run_dirs]
 
     def mean(format_spec: str, *path: str) -> str:
-        found = [_find(summary, *path) for summary in summaries]
-        return "-" if None in found else format(statistics.mean(found), format_spec)
+        values = [_find(summary, *path) for summary in summaries]
+        return "-" if None in values else format(statistics.mean(values), format_spec)
 
     seeds = ", ".join(f"{accuracy:.4f}" for accuracy in accuracies)
     columns = [
@@ -127,7 +130,7 @@ def row(study: Study, arm: str, run_dirs: list[pathlib.Path]) -> str:
 
 
 def _find(summary: Any, *path: str) -> Any:
-    """Return a field of a summary, or None: a run without a network has no bytes."""
+    """Return a nested field of a summary, or None: a Standalone run has no byte counts."""
     for name in path:
         summary = (summary or {}).get(name)
     return summary
@@ -148,7 +151,7 @@ def main() -> None:
         parser.error(f"no arms {sorted(unknown)}; expected some of {list(study.arms)}")
     folder = options.runs or pathlib.Path("runs/accuracy") / options.study
     results: dict[str, list[pathlib.Path]] = {arm: [] for arm in arms}
-    for seed in options.seeds:  # all arms of one seed first: a cut-off run still compares
+    for seed in options.seeds:  # seed by seed, so that an interrupted study still compares all arms
         for arm in arms:
             run_dir = run_arm(study, arm, seed, folder, options.updates or study.updates)
             results[arm].append(run_dir)

@@ -1,10 +1,10 @@
-"""FedAvg, FedYogi and FedProx of the Simulator against Flower's simulation, with seeds.
+"""Compare the Simulator's FedAvg, FedYogi and FedProx with Flower's simulation, with several seeds.
 
-``python -m bench.studies.federated --runs DIR --flower_python PYTHON --seeds 1,2,3,4,5`` plays each
-method with each seed here and there: the same parts of the data (Dirichlet), drawn clients, local
-epochs, initial weights and network; skips what is done; prints a Markdown table, and writes a line
-of each run to the file of ``--out``. PYTHON is an interpreter with flwr[simulation], tensorflow and
-keras.
+``python -m bench.studies.federated --runs DIR --flower_python PYTHON --seeds 1,2,3,4,5`` runs each
+method with each seed in the Simulator and in Flower. Both sides use the same parts of the data
+(Dirichlet), drawn clients, local epochs, initial weights and network. The program skips finished
+runs, prints a Markdown table, and writes a line for each run to the file of ``--out``. PYTHON is an
+interpreter with flwr[simulation], tensorflow and keras.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from thinwire.data.partition import PartitionRule, split, write_positions
 from thinwire.models.registry import build_network
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-#: Method -> flags here. There: bench/studies/federated_flower.py.
+#: Method -> flags of the Simulator. bench/studies/federated_flower.py has Flower's arguments.
 METHODS = {
     "fedavg": ("--method=fedavg",),
     "fedyogi": ("--method=fedopt", "--server_optimizer=yogi", "--global_lr=0.01"),
@@ -37,7 +37,7 @@ ALPHA = 0.3
 
 
 def prepare(given: argparse.Namespace, seed: int) -> pathlib.Path:
-    """Write what both sides begin with; return its folder."""
+    """Write the data, its parts and the initial model for both sides; return their folder."""
     folder = pathlib.Path(given.runs) / f"seed{seed}"
     if (folder / "model.keras").exists():
         return folder
@@ -57,7 +57,7 @@ def prepare(given: argparse.Namespace, seed: int) -> pathlib.Path:
 
 
 def simulate(given: argparse.Namespace, method: str, seed: int) -> dict[str, Any]:
-    """Play a run of the Simulator; return accuracy and seconds."""
+    """Execute a run of the Simulator; return its accuracy and seconds."""
     folder = prepare(given, seed)
     run_dir = folder / method
     flags = [
@@ -87,7 +87,7 @@ def simulate(given: argparse.Namespace, method: str, seed: int) -> dict[str, Any
 
 
 def flower(given: argparse.Namespace, method: str, seed: int) -> dict[str, Any]:
-    """Play the same run with Flower; return accuracy and seconds."""
+    """Execute the same run with Flower; return its accuracy and seconds."""
     folder = prepare(given, seed)
     settings = {
         "folder": str(folder),
@@ -108,7 +108,7 @@ def flower(given: argparse.Namespace, method: str, seed: int) -> dict[str, Any]:
         env=os.environ
         | {
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            "RAY_ADDRESS": "local",  # no cluster that happens to be here
+            "RAY_ADDRESS": "local",  # start a local Ray, even if a Ray cluster is running
             "FLWR_TELEMETRY_ENABLED": "0",
         },
     )
@@ -117,25 +117,25 @@ def flower(given: argparse.Namespace, method: str, seed: int) -> dict[str, Any]:
 
 
 def measured(given: argparse.Namespace, method: str, seed: int, side: str) -> dict[str, Any]:
-    """Return what was measured before, or measure it."""
-    kept = pathlib.Path(given.runs) / f"seed{seed}" / f"{method}.{side}.measured.json"
-    if not kept.exists():
-        found = {"here": simulate, "flower": flower}[side](given, method, seed)
-        kept.write_text(json.dumps(found))
-    found = json.loads(kept.read_text())
-    return dict(found)
+    """Return the stored result of a run; execute and store the run if there is no result."""
+    path = pathlib.Path(given.runs) / f"seed{seed}" / f"{method}.{side}.measured.json"
+    if not path.exists():
+        result = {"here": simulate, "flower": flower}[side](given, method, seed)
+        path.write_text(json.dumps(result))
+    result = json.loads(path.read_text())
+    return dict(result)
 
 
 def row(method: str, here: list[dict[str, Any]], there: list[dict[str, Any]]) -> str:
-    """Return a line of the table: means over seeds, and whether they differ."""
-    accuracies = [[100 * each["accuracy"] for each in side] for side in (here, there)]
-    ours, theirs = (statistics.mean(each) for each in accuracies)
+    """Return a line of the table: means over seeds, their difference, and its tolerance."""
+    accuracies = [[100 * values["accuracy"] for values in side] for side in (here, there)]
+    ours, theirs = (statistics.mean(values) for values in accuracies)
     errors = [
-        statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else math.nan
-        for each in accuracies
+        statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+        for values in accuracies
     ]
     limit = max(1.0, 2 * math.hypot(*errors)) if len(here) > 1 else 1.0
-    seconds = [statistics.median(each["seconds"] for each in side) for side in (here, there)]
+    seconds = [statistics.median(values["seconds"] for values in side) for side in (here, there)]
     return (
         f"| {method} | {len(here)} | {ours:.2f} | {theirs:.2f} | {ours - theirs:+.2f} "
         f"| {limit:.2f} | {seconds[0]:.1f} | {seconds[1]:.1f} | {seconds[0] / seconds[1]:.2f} |"
@@ -143,11 +143,11 @@ def row(method: str, here: list[dict[str, Any]], there: list[dict[str, Any]]) ->
 
 
 def main() -> None:
-    """Measure what is missing, and print the table."""
+    """Execute the missing runs, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", required=True)
     parser.add_argument("--flower_python", required=True)
-    parser.add_argument("--out", type=pathlib.Path, help="a .jsonl of all runs")
+    parser.add_argument("--out", type=pathlib.Path, help="file for all results, .jsonl")
     parser.add_argument("--seeds", default="1,2,3,4,5")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--dataset", default="fashion_mnist_sample")
@@ -159,23 +159,23 @@ def main() -> None:
     parser.add_argument("--local_epochs", type=int, default=1)
     parser.add_argument("--batch_size", type=int, default=10)
     parser.add_argument("--learning_rate", type=float, default=0.05)
-    given = parser.parse_args()
+    options = parser.parse_args()
     lines = [
-        "| method | seeds | accuracy, % | Flower's | difference | may be | seconds | Flower's "
+        "| method | seeds | accuracy, % | Flower's | difference | tolerance | seconds | Flower's "
         "| ratio |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     records = []
-    for method in given.methods.split(","):
+    for method in options.methods.split(","):
         sides: dict[str, list[dict[str, Any]]] = {"here": [], "flower": []}
-        for seed in map(int, given.seeds.split(",")):
-            for side, found in sides.items():
-                found.append(measured(given, method, seed, side))
-                records.append({"method": method, "seed": seed, "side": side, **found[-1]})
+        for seed in map(int, options.seeds.split(",")):
+            for side, results in sides.items():
+                results.append(measured(options, method, seed, side))
+                records.append({"method": method, "seed": seed, "side": side, **results[-1]})
         lines.append(row(method, sides["here"], sides["flower"]))
     sys.stdout.write("\n".join(lines) + "\n")
-    if given.out:
-        given.out.write_text("".join(json.dumps(record) + "\n" for record in records))
+    if options.out:
+        options.out.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The least time of `bench.studies.federated`: the mini-batches of a run alone, on all cores.
+"""Measure the minimum time of `bench.studies.federated`: a run's mini-batches alone, on all cores.
 
-``python -m bench.studies.federated_floor FOLDER METHOD`` reads what `bench.studies.federated` has
-left in FOLDER of one seed, takes the SGD steps of every drawn client's epoch in one compiled
-function a mini-batch, a thread a core, and prints the seconds; no round waits for another, and
-nothing is merged.
+``python -m bench.studies.federated_floor FOLDER METHOD`` reads one seed's FOLDER, which
+`bench.studies.federated` wrote. It takes the SGD steps of every drawn client's epoch and prints the
+seconds. One compiled function executes each mini-batch, with one thread per core. Rounds do not
+wait for each other, and the clients' weights are not merged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BATCH, RATE = 10, 0.05
 
 
 def main(folder: pathlib.Path, method: str) -> None:
-    """Take the steps; print how many there were, and the seconds."""
+    """Take the steps; print their number, the seconds, and the processor seconds."""
     cores = len(os.sched_getaffinity(0))
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(cores)
@@ -50,9 +50,11 @@ def main(folder: pathlib.Path, method: str) -> None:
         return [w - RATE * g for w, g in zip(weights, gradients, strict=True)]
 
     def train(client: int) -> int:
-        weights = [tf.convert_to_tensor(each.value) for each in variables]
-        mine = parts[client - 1]
-        batches = [mine[start : start + BATCH] for start in range(0, len(mine), BATCH)]
+        weights = [tf.convert_to_tensor(variable.value) for variable in variables]
+        client_rows = parts[client - 1]
+        batches = [
+            client_rows[start : start + BATCH] for start in range(0, len(client_rows), BATCH)
+        ]
         for chosen in batches:
             weights = step(weights, images[chosen], labels[chosen])
         return len(batches)
@@ -61,7 +63,7 @@ def main(folder: pathlib.Path, method: str) -> None:
     with ThreadPoolExecutor(cores) as threads:
         steps = sum(threads.map(train, itertools.chain.from_iterable(draws[:50])))
     seconds, of_cores = time.perf_counter() - began[0], time.process_time() - began[1]
-    sys.stdout.write(f"{steps} steps in {seconds:.1f} s, {of_cores:.1f} s of the cores\n")
+    sys.stdout.write(f"{steps} steps in {seconds:.1f} s, {of_cores:.1f} s of processor time\n")
 
 
 if __name__ == "__main__":

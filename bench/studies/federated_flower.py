@@ -1,8 +1,8 @@
-"""Flower's side of `bench.studies.federated`: its simulation of the same rounds, with Keras.
+"""Run Flower's side of `bench.studies.federated`: a simulation of the same rounds, with Keras.
 
-Runs in an environment of its own, with flwr[simulation], tensorflow and keras; knows nothing of
-Thinwire but the files. A client's model is built and its step traced once in each of Ray's actors;
-which client an actor is to be comes with the instructions.
+The program runs in a separate environment with flwr[simulation], tensorflow and keras. It does not
+import Thinwire; it reads the files that `bench.studies.federated` wrote. Each Ray actor builds the
+model and traces the step once; the fit instructions of a round name the client that an actor plays.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STRATEGIES: dict[str, tuple[type, dict[str, float]]] = {
 
 
 class _ActorTrainer:
-    """Model, data and step of one actor."""
+    """The model, the data and the compiled step of one Ray actor."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         import keras
@@ -55,7 +55,7 @@ class _ActorTrainer:
         def step(images: Any, labels: Any, base: Any) -> None:
             with tf.GradientTape() as tape:
                 loss = loss_of(labels, self.model(images, training=True))
-            gradients = tape.gradient(loss, [each.value for each in variables])
+            gradients = tape.gradient(loss, [variable.value for variable in variables])
             for variable, gradient, start in zip(variables, gradients, base, strict=True):
                 pulled = gradient + mu * (variable.value - start) if mu else gradient
                 variable.assign_sub(rate * pulled)
@@ -63,54 +63,62 @@ class _ActorTrainer:
         self._step, self._tf = step, tf
 
     def train(self, weights: list[Any], client: int, number: int) -> tuple[list[Any], int]:
-        """Take the local epochs of a client."""
+        """Train a client's local epochs; return its weights and its number of examples."""
         self.model.set_weights(weights)
-        base = [self._tf.constant(each) for each in weights]
-        mine, size = self.parts[client - 1], self.settings["batch_size"]
+        base = [self._tf.constant(array) for array in weights]
+        client_rows, size = self.parts[client - 1], self.settings["batch_size"]
         rng = np.random.default_rng([client, number])
         for _ in range(self.settings["local_epochs"]):
-            order = rng.permutation(mine)
+            order = rng.permutation(client_rows)
             for start in range(0, len(order), size):
                 chosen = order[start : start + size]
                 self._step(
                     self._tf.constant(self.x[chosen]), self._tf.constant(self.y[chosen]), base
                 )
-        return self.model.get_weights(), len(mine) * self.settings["local_epochs"]
+        return self.model.get_weights(), len(client_rows) * self.settings["local_epochs"]
 
 
 class _FederatedClient(NumPyClient):
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict]:
-        """Be the client that the instructions name."""
-        # What is sent to an actor is made anew each time; a module's attribute stays.
-        kept: dict[str, Any] = flwr.__dict__.setdefault("federated_kept", {})
-        if not kept:
+        """Train as the client that the instructions name."""
+        # Ray pickles this class for each call, so its own globals do not persist in an actor. An
+        # attribute of an imported module does, so that the trainer is built once per actor.
+        cache: dict[str, Any] = flwr.__dict__.setdefault("federated_kept", {})
+        if not cache:
             settings = json.loads(str(config["settings"]))
-            kept["trainer"] = _ActorTrainer(
+            cache["trainer"] = _ActorTrainer(
                 settings | {"proximal_mu": config.get("proximal_mu", 0)}
             )
-        trainer = kept["trainer"]
+        trainer = cache["trainer"]
         weights, count = trainer.train(parameters, int(config["client"]), int(config["round"]))
         return weights, count, {}
 
 
 def _drawn(base: type) -> type:
     class DrawnStrategy(base):  # type: ignore[misc, valid-type]
-        """The strategy, with clients from a file in place of drawn ones."""
+        """The strategy with the clients of the Simulator's draws, read from a file."""
 
         def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
-            """Let the proxies that the strategy has drawn be the round's clients."""
+            """Assign the round's clients from the file to the proxies that the strategy drew."""
             pairs = super().configure_fit(server_round, parameters, client_manager)
-            given = {"round": server_round, "settings": json.dumps(SETTINGS)}
+            config = {"round": server_round, "settings": json.dumps(SETTINGS)}
             return [
-                (proxy, flwr.common.FitIns(parameters, each.config | given | {"client": client}))
-                for (proxy, each), client in zip(pairs, self.draws[server_round - 1], strict=True)
+                (
+                    proxy,
+                    flwr.common.FitIns(
+                        parameters, instructions.config | config | {"client": client}
+                    ),
+                )
+                for (proxy, instructions), client in zip(
+                    pairs, self.draws[server_round - 1], strict=True
+                )
             ]
 
     return DrawnStrategy
 
 
 def main() -> None:
-    """Play the run; write the accuracy of the last model."""
+    """Execute the run; write the accuracy of the last model."""
     import keras
 
     folder = pathlib.Path(SETTINGS["folder"])
@@ -118,7 +126,7 @@ def main() -> None:
     data = np.load(folder / "data.npz")
     lines = pathlib.Path(SETTINGS["draws"]).read_text().splitlines()
     draws = [[int(word) for word in line.split()] for line in lines if not line.startswith("#")]
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
 
     def evaluate(number: int, weights: list[Any], config: Any) -> tuple[float, dict]:
         del config
@@ -126,14 +134,14 @@ def main() -> None:
             return 0.0, {}
         model.set_weights(weights)
         answers = model.predict(data["test_x"], batch_size=500, verbose=0).argmax(axis=1)
-        found["accuracy"] = float((answers == data["test_y"]).mean())
+        result["accuracy"] = float((answers == data["test_y"]).mean())
         return 0.0, {}
 
     base, settings = _STRATEGIES[SETTINGS["method"]]
     strategy = _drawn(base)(
         fraction_fit=len(draws[0]) / SETTINGS["clients"],
         fraction_evaluate=0.0,
-        min_fit_clients=len(draws[0]),  # a share of the clients that have come may be fewer
+        min_fit_clients=len(draws[0]),  # a share of the connected clients may be fewer
         min_available_clients=SETTINGS["clients"],
         evaluate_fn=evaluate,
         initial_parameters=flwr.common.ndarrays_to_parameters(model.get_weights()),
@@ -153,7 +161,7 @@ def main() -> None:
         num_supernodes=SETTINGS["clients"],
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
     )
-    pathlib.Path(sys.argv[2]).write_text(json.dumps(found))
+    pathlib.Path(sys.argv[2]).write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

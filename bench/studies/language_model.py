@@ -1,10 +1,11 @@
-"""Loss of a language model against tokens, seconds and bytes: every step, or many local ones.
+"""Compare methods on a language model: loss against tokens, seconds and bytes.
 
-``python -m bench.studies.language_model`` plays four workers on links of 10 Mbit/s, each arm with
-the same tokens: `bsp` with AdamW, which exchanges at every step, and methods of many local steps.
-The Simulator computes all gradients, codes for real and counts bytes; ``--real`` starts processes
-instead. It writes bench/results/DATE-language-model.jsonl, a line for each run, and .md, and
-docs/images/language_model.svg; ``--from FILE ...`` draws and writes them again from such lines.
+``python -m bench.studies.language_model`` runs four workers on links of 10 Mbit/s. All arms train
+on the same number of tokens: `bsp` with AdamW, which exchanges at every step, and methods with many
+local steps. The Simulator computes all gradients, codes the messages and counts their bytes;
+``--real`` starts processes instead. The program writes bench/results/DATE-language-model.jsonl with
+a line for each run, a .md file with the table, and docs/images/language_model.svg. ``--from FILE
+...`` writes the table and the picture from earlier .jsonl files.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from thinwire.supervisor.report.figures import THEMES
 PICTURE = origin.ROOT / "docs" / "images" / "language_model.svg"
 WORKERS, LINK_MBPS = 4, 10
 SYNCHRONOUS = "bsp"
-#: The goals: the loss at most so much above that of `SYNCHRONOUS`, and bytes of it.
+#: Goal: an arm's loss may exceed the loss of `SYNCHRONOUS` by at most this share of it.
 LOSS_GOAL = 0.02
 NUM_EVALUATIONS = 20
 
@@ -39,9 +40,9 @@ class ModelArm:
     """One method of the comparison.
 
     Attributes:
-        flags: Besides those that all have.
-        local_steps: Of a worker, between two exchanges.
-        bytes_goal: Part of the bytes of `SYNCHRONOUS`, both ways together.
+        flags: Flags of main.py, in addition to the flags of all arms.
+        local_steps: Local steps of a worker between two exchanges.
+        bytes_goal: Maximum of the arm's bytes, both ways, divided by `SYNCHRONOUS`'s bytes.
     """
 
     flags: tuple[str, ...]
@@ -49,7 +50,7 @@ class ModelArm:
     bytes_goal: float = 1.0
 
 
-#: The rate of `SYNCHRONOUS` is the best of 2, 4 and 8 thousandths that were tried.
+#: Name of an arm -> the arm. `SYNCHRONOUS` uses the best of the rates 0.002, 0.004 and 0.008.
 ARMS: Mapping[str, ModelArm] = {
     SYNCHRONOUS: ModelArm(
         ("--method=bsp", "--server_optimizer=adamw", "--weight_decay=0.1", "--learning_rate=0.004")
@@ -58,8 +59,9 @@ ARMS: Mapping[str, ModelArm] = {
     "sparseloco": ModelArm(
         (
             *("--method=sparseloco", "--learning_rate=0.006", "--local_weight_decay=0.1"),
-            # Few tokens for each weight and few rounds: more values, nothing forgotten, and local
-            # steps that know a part of what their worker has yet to send.
+            # The run has few tokens per weight and few rounds. So a worker sends more values per
+            # chunk, its residual does not decay, and its local steps include a part of the residual
+            # that it has not sent yet.
             *("--chunk_k=150", "--value_dtype=means2", "--error_decay=1", "--error_ahead=0.3"),
             "--global_lr=2",
         ),
@@ -76,20 +78,22 @@ ARMS: Mapping[str, ModelArm] = {
 class LossPoint:
     """One evaluation of the central model."""
 
-    tokens: int  # that the run has consumed
+    tokens: int  # tokens that the run has consumed
     seconds: float
-    num_bytes: int  # both ways, of all workers
+    num_bytes: int  # bytes of all workers, both ways
     loss: float  # mean cross-entropy of a byte of the held-out text, in nats
 
 
 @dataclasses.dataclass(frozen=True)
 class PlayedRun:
-    """One run.
+    """Record of one run.
 
     Attributes:
-        arm: A key of `ARMS`.
-        flags: That it was started with, but for the run directory.
-        points: In order; the last is the end's.
+        arm: Key of `ARMS`.
+        seed: Seed of the run.
+        commit: Commit that was measured.
+        flags: Flags of main.py, without the run directory.
+        points: Evaluations in order of time; the last one is from the end of the run.
     """
 
     arm: str
@@ -100,17 +104,17 @@ class PlayedRun:
 
     @classmethod
     def of(cls, line: str) -> PlayedRun:
-        """Return what `json` has written."""
-        found = json.loads(line)
-        return cls(**found | {"points": [LossPoint(**point) for point in found["points"]]})
+        """Return the run in a line that `json` wrote."""
+        document = json.loads(line)
+        return cls(**document | {"points": [LossPoint(**point) for point in document["points"]]})
 
     def json(self) -> str:
-        """Return this as one line."""
+        """Return the run as one line of JSON."""
         return json.dumps(dataclasses.asdict(self))
 
 
 def flags_of(arm: str, seed: int, options: argparse.Namespace) -> list[str]:
-    """Return the flags of one run: so many steps of each worker, and as many evaluations."""
+    """Return the flags of main.py for one run of `options.steps` steps of each worker."""
     contender = ARMS[arm]
     updates = max(1, options.steps // contender.local_steps)
     steps = [f"--local_steps={contender.local_steps}"] if contender.local_steps > 1 else []
@@ -136,10 +140,10 @@ def flags_of(arm: str, seed: int, options: argparse.Namespace) -> list[str]:
 
 
 def play(arm: str, seed: int, options: argparse.Namespace) -> PlayedRun:
-    """Run one arm.
+    """Execute one run of an arm.
 
     Raises:
-        subprocess.CalledProcessError: It failed; its output is shown.
+        subprocess.CalledProcessError: The run failed; its output is printed.
     """
     flags = flags_of(arm, seed, options)
     with tempfile.TemporaryDirectory(prefix="thinwire-lm-") as folder:
@@ -149,9 +153,13 @@ def play(arm: str, seed: int, options: argparse.Namespace) -> PlayedRun:
             sys.stderr.write(done.stdout[-2000:] + done.stderr[-4000:])
             done.check_returncode()
         lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
-    found = [record for record in map(json.loads, lines) if record["kind"] == "eval"]
+    evaluations = [record for record in map(json.loads, lines) if record["kind"] == "eval"]
     return PlayedRun(
-        arm, seed, origin.commit(origin.facts()), flags, [_point(each) for each in found]
+        arm,
+        seed,
+        origin.commit(origin.facts()),
+        flags,
+        [_point(evaluation) for evaluation in evaluations],
     )
 
 
@@ -164,12 +172,12 @@ def _point(record: Mapping[str, Any]) -> LossPoint:
     )
 
 
-# -- what it comes to -----------------------------------------------------------------------------
+# -- results --------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class ArmSummary:
-    """One arm over its seeds, at the end of its runs."""
+    """Results of one arm at the end of its runs: losses by seed, and means of the other figures."""
 
     arm: str
     losses: Sequence[float]
@@ -179,28 +187,28 @@ class ArmSummary:
 
     @property
     def loss(self) -> float:
-        """The mean."""
+        """Mean loss over the seeds."""
         return statistics.fmean(self.losses)
 
 
 def summarise(runs: Sequence[PlayedRun]) -> dict[str, ArmSummary]:
-    """Return the arms that were played, in their order."""
-    found = {}
+    """Return the summaries of the arms that have runs, in the order of `ARMS`."""
+    summaries = {}
     for arm in ARMS:
         ends = [run.points[-1] for run in runs if run.arm == arm]
         if ends:
             columns = ([getattr(end, name) for end in ends] for name in _COLUMNS)
-            found[arm] = ArmSummary(
+            summaries[arm] = ArmSummary(
                 arm, [end.loss for end in ends], *map(statistics.fmean, columns)
             )
-    return found
+    return summaries
 
 
 _COLUMNS = ("tokens", "seconds", "num_bytes")
 
 
 def table(runs: Sequence[PlayedRun]) -> str:
-    """Return the arms as Markdown, each beside the one that exchanges at every step."""
+    """Return a Markdown table of the arms, which compares each arm with `SYNCHRONOUS`."""
     arms = summarise(runs)
     base = arms.get(SYNCHRONOUS)
     lines = [
@@ -240,12 +248,12 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def draw(runs: Sequence[PlayedRun], target: Path) -> None:
-    """Draw the loss against tokens, seconds and bytes, a line for each run."""
+    """Draw the loss against tokens, seconds and bytes, with a line for each run."""
     import matplotlib
     from matplotlib.figure import Figure
 
     theme = THEMES["light"]
-    matplotlib.rcParams["svg.hashsalt"] = "thinwire"  # the same picture from the same numbers
+    matplotlib.rcParams["svg.hashsalt"] = "thinwire"  # makes equal data give an equal file
     figure = Figure(figsize=(10.5, 3.4), facecolor=theme.background, layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
     scales = (
@@ -255,7 +263,7 @@ def draw(runs: Sequence[PlayedRun], target: Path) -> None:
     )
     for axes, (name, unit, caption) in zip(panels, scales, strict=True):
         for place, arm in enumerate(ARMS):
-            for number, run in enumerate(each for each in runs if each.arm == arm):
+            for number, run in enumerate(played for played in runs if played.arm == arm):
                 points = [point for point in run.points if getattr(point, name)]
                 axes.plot(
                     [getattr(point, name) / unit for point in points],
@@ -276,7 +284,7 @@ def draw(runs: Sequence[PlayedRun], target: Path) -> None:
 
 
 def main() -> None:
-    """Play the arms, or read runs, and write the table and the picture."""
+    """Execute the runs or read them from files, and write the table and the picture."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.studies.language_model",
         description=__doc__,
@@ -284,21 +292,25 @@ def main() -> None:
     )
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=15360, help="of each worker")
-    parser.add_argument("--batch_size", type=int, default=8, help="of a worker")
+    parser.add_argument("--steps", type=int, default=15360, help="steps of each worker")
+    parser.add_argument("--batch_size", type=int, default=8, help="batch size of a worker")
     parser.add_argument("--network", default="decoder-small", help="value of --network")
     parser.add_argument(
         "--step_seconds",
         type=float,
         default=0.004,
-        help="of a mini-batch: 4 ms are 8 sequences by decoder-small on one thread of a server's "
-        "processor; decoder takes 60 for 16",
+        help="time of a mini-batch: decoder-small takes 4 ms for 8 sequences on one thread of a "
+        "server's processor; decoder takes 60 ms for 16",
     )
     parser.add_argument("--lr_schedule", default="cosine:warmup=0.05,floor=0.1")
-    parser.add_argument("--flag", action="append", default=[], help="of main.py, to all arms")
-    parser.add_argument("--real", action="store_true", help="processes instead of the Simulator")
-    parser.add_argument("--from", dest="sources", type=Path, nargs="+", help="earlier .jsonl")
-    parser.add_argument("--out", type=Path, help="the .jsonl; the .md lies beside it")
+    parser.add_argument("--flag", action="append", default=[], help="flag of main.py for all arms")
+    parser.add_argument(
+        "--real", action="store_true", help="start processes instead of the Simulator"
+    )
+    parser.add_argument(
+        "--from", dest="sources", type=Path, nargs="+", help="earlier .jsonl files to read"
+    )
+    parser.add_argument("--out", type=Path, help="the .jsonl file; the .md file has the same name")
     parser.add_argument("--picture", type=Path, default=PICTURE, help=".svg or .png")
     options = parser.parse_args()
     today = datetime.date.today().isoformat()
@@ -316,11 +328,11 @@ def main() -> None:
                 end = runs[-1].points[-1]
                 sys.stdout.write(f"{arm}, seed {seed}: {end}\n")
                 sys.stdout.flush()
-    found = table(runs)
-    sys.stdout.write(f"\n{found}")
+    text = table(runs)
+    sys.stdout.write(f"\n{text}")
     commits = ", ".join(sorted({run.commit for run in runs}))
-    title = f"# A language model on {WORKERS} workers at {LINK_MBPS} Mbit/s\n\nOf commit {commits}."
-    out.with_suffix(".md").write_text(f"{title}\n\n{found}")
+    title = f"# A language model on {WORKERS} workers at {LINK_MBPS} Mbit/s\n\nCommit {commits}."
+    out.with_suffix(".md").write_text(f"{title}\n\n{text}")
     draw(runs, options.picture)
 
 

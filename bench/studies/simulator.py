@@ -1,11 +1,12 @@
-"""The Simulator against real runs, and against itself with a hundred times the workers.
+"""Compare the Simulator with real runs, and its cost with a hundred times the workers.
 
     python -m bench.studies.simulator --only predict --seconds 60
     python -m bench.studies.simulator --only scale --updates 10000
 
-``predict``: per method a real run of one worker shows what a step takes beside the emulated device
-and link; a simulation of four workers with it is held against the real run of four. Rates are those
-of the time in which all workers train. ``scale``: AdaComp on LeNet with 10 and 1,000 workers.
+``predict``: for each method a real run of one worker measures the time of a step in addition to the
+emulated device and link. A simulation of four workers with this overhead is compared with a real
+run of four workers. Rates are measured while all workers train. ``scale``: the program simulates
+AdaComp on LeNet with 10 and with 1,000 workers and compares the processor time of an update.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _COST = re.compile(r"in [\d.]+ s of this machine, ([\d.]+) s of its cores")
 
 
 def rows(seconds: float = 60.0, updates: int = 10_000) -> list[Row]:
-    """Measure both parts, and return the rows of the table."""
+    """Measure ``predict`` and ``scale``, and return the rows of the table."""
     return [*predict(seconds), *scale(updates)]
 
 
 def predict(seconds: float, methods: Sequence[str] = METHODS) -> list[Row]:
-    """Compare simulated runs of four workers with real ones."""
+    """Compare simulated runs of four workers with real runs; return the rows."""
     return [row for method in methods for row in _predict(method, seconds)]
 
 
@@ -64,14 +65,14 @@ def _predict(method: str, seconds: float) -> list[Row]:
             abs(simulated[name] / real[name] - 1),
             0.15,
             "lower",
-            f"{1e3 * overhead:.1f} ms beside the device's time" if name == "updates" else "",
+            f"{1e3 * overhead:.1f} ms more than the device's time" if name == "updates" else "",
         )
         for name, unit in (("updates", "1/s"), ("bytes_up", "B/s"), ("bytes_down", "B/s"))
     ]
 
 
 def step_overhead(method: str) -> float:
-    """Return what an update of a worker alone takes beside its sleeping device and its link."""
+    """Return the seconds of a lone worker's update, without its sleeping device and its link."""
     common = (
         f"--method={method}",
         "--nb_workers=1",
@@ -84,7 +85,7 @@ def step_overhead(method: str) -> float:
 
 
 def _rates(role: str, *flags: str) -> dict[str, float]:
-    """Play a run and return what it does a second while all its workers train."""
+    """Execute a run; return its updates and bytes per second while all workers train."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         _play(folder, f"--type_node={role}", *flags)
@@ -92,9 +93,10 @@ def _rates(role: str, *flags: str) -> dict[str, float]:
 
 
 def steady(metrics: str) -> dict[str, float]:
-    """Return updates and bytes a second between two status lines of a metrics.jsonl.
+    """Return updates and bytes per second between two status lines of a metrics.jsonl.
 
-    The first one after every worker has pushed, and the last one before the end.
+    The first status line is the first after every worker has pushed; the second status line is the
+    last before the end of the run.
     """
     lines: list[dict[str, Any]] = [json.loads(line) for line in metrics.splitlines()]
     lines = [line for line in lines if line["kind"] == "status" and line["stop_reason"] is None]
@@ -113,14 +115,14 @@ def steady(metrics: str) -> dict[str, float]:
 
 
 def scale(updates: int) -> list[Row]:
-    """Compare the cost of an update with few and with many workers."""
+    """Compare the cost of an update with few workers and with many; return the row."""
     few, many = (_cost(workers, updates) for workers in _CROWDS)
     name = f"adacomp, LeNet, {_CROWDS[1]:,} workers / {_CROWDS[0]}"
     return [
         Row(
             name,
             1e3 * many,
-            "ms of a core an update",
+            "ms of processor time per update",
             1e3 * few,
             many / few,
             1.3,
@@ -131,7 +133,7 @@ def scale(updates: int) -> list[Row]:
 
 
 def _cost(workers: int, updates: int) -> float:
-    """Return the seconds of one core that an update of a simulation takes."""
+    """Return the processor seconds of one update of a simulation."""
     with tempfile.TemporaryDirectory() as name:
         output = _play(
             pathlib.Path(name),
@@ -143,38 +145,42 @@ def _cost(workers: int, updates: int) -> float:
             "--sim_step_seconds=lognormal:0.2,0.3",
             "--eval_interval_seconds=100000",
         )
-        found = _COST.search(output)
-        if found is None:
+        match = _COST.search(output)
+        if match is None:
             raise RuntimeError(f"the simulation did not report its cost: {output[-2000:]}")
-        return float(found[1]) / updates
+        return float(match[1]) / updates
 
 
 def _play(folder: pathlib.Path, *flags: str) -> str:
-    """Run main.py to its end; return what it wrote.
+    """Run main.py to its end; return its output.
 
     Raises:
-        RuntimeError: It failed.
+        RuntimeError: main.py failed.
     """
     command = [sys.executable, str(ROOT / "main.py"), f"--run_dir={folder}", "--overwrite", *flags]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
-        raise RuntimeError(f"main.py ended with {done.returncode}: {done.stdout[-2000:]}")
+        raise RuntimeError(f"main.py: exit code {done.returncode}: {done.stdout[-2000:]}")
     return done.stdout
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     options.add_argument("--only", choices=("predict", "scale"))
-    options.add_argument("--methods", nargs="+", default=METHODS, help="to predict")
-    options.add_argument("--seconds", type=float, default=60.0, help="of each real run of four")
-    options.add_argument("--updates", type=int, default=10_000, help="of each large simulation")
+    options.add_argument("--methods", nargs="+", default=METHODS, help="methods of predict")
+    options.add_argument(
+        "--seconds", type=float, default=60.0, help="length of each real run of predict"
+    )
+    options.add_argument(
+        "--updates", type=int, default=10_000, help="updates of each simulation of scale"
+    )
     arguments = options.parse_args()
-    found = []
+    table_rows = []
     if arguments.only != "scale":
-        found += predict(arguments.seconds, arguments.methods)
+        table_rows += predict(arguments.seconds, arguments.methods)
     if arguments.only != "predict":
-        found += scale(arguments.updates)
-    sys.stdout.write(render(found))
+        table_rows += scale(arguments.updates)
+    sys.stdout.write(render(table_rows))
 
 
 if __name__ == "__main__":

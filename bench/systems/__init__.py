@@ -1,1 +1,1 @@
-"""What a whole PS, worker or run costs and reaches."""
+"""Benchmarks of whole PS processes, workers and runs: their costs, memory and speed."""

@@ -1,9 +1,9 @@
-"""What a journal costs: a real run that keeps one by turns, and a shard that only applies.
+"""Measure the cost of a PS's journal: in a real run, and in a shard that only applies pushes.
 
-mnist_cnn, batch 64, a PS and 2 workers of one thread. The PS keeps its journal every other two
-seconds (`bench.systems.journal_turns`), and pairs of turns are compared. The shard is handed pushes
-that are ready, as fast as it takes them, which no network does; what the writer thread then takes
-of a core is compared.
+The real run trains mnist_cnn with batch size 64, a PS and 2 workers with one thread each. The PS
+writes its journal in every other turn of two seconds (`bench.systems.journal_turns`), and pairs of
+turns are compared. The shard alone gets prepared pushes without a network, as fast as it applies
+them; the processor time of its writer thread is compared with and without a journal.
 
     python -m bench.systems.journal --seconds 2 --turns 40
     python -m bench.systems.journal --shard
@@ -44,16 +44,16 @@ from thinwire.ps.persistence.replay import ReplaySettings
 from thinwire.ps.wire.push_decoder import PushDecoder
 
 METHODS = ("adacomp", "dgs")
-#: Without the journal / with it, in updates a second.
+#: Minimum of the update rate with the journal, divided by the rate without it.
 _GOAL = 1 / 1.05
 _WORKERS = 2
 _FLAGS = (
     *("--network=mnist_cnn", "--batch_size=64", "--worker_threads=1", "--learning_rate=0.01"),
     *(f"--nb_workers={_WORKERS}", "--iter_max=100000000"),
 )
-_PATIENCE_SECONDS = 200.0  # to start and to end, on a busy machine
-_KEPT = 0.01
-_TURN = 60  # pushes
+_PATIENCE_SECONDS = 200.0  # time to start and to end on a busy machine
+_KEPT = 0.01  # share of the entries that a push contains
+_TURN = 60  # pushes in one turn
 _TURNS = 25
 MNIST_CNN = ModelSpec(
     tuple(
@@ -66,12 +66,12 @@ MNIST_CNN = ModelSpec(
 
 
 def rows(seconds: float = 2.0, turns: int = 40) -> list[Row]:
-    """Measure, and return the rows of the table."""
+    """Measure the runs and the shard; return the table's rows."""
     return [*run_rows(seconds, turns), *(shard_row(method) for method in METHODS)]
 
 
 def run_rows(seconds: float, turns: int) -> list[Row]:
-    """Compare the turns of a run for each method."""
+    """Compare turns with and without a journal in one run per method; return the rows."""
     return [_run_row(method, seconds, turns) for method in METHODS]
 
 
@@ -92,7 +92,7 @@ def _run_row(method: str, seconds: float, turns: int) -> Row:
 
 
 def _turns_of(method: str, seconds: float, turns: int) -> list[dict[str, Any]]:
-    """Play a run whose PS takes turns; return what it noted of each."""
+    """Execute a run whose PS alternates its journal; return the PS's record of each turn."""
     with tempfile.TemporaryDirectory() as name, socket.create_server(("127.0.0.1", 0)) as probe:
         folder, port = pathlib.Path(name), probe.getsockname()[1]
         common = [*_FLAGS, f"--method={method}", f"--port={port}", f"--run_dir={folder / 'run'}"]
@@ -110,11 +110,11 @@ def _turns_of(method: str, seconds: float, turns: int) -> list[dict[str, Any]]:
 
 
 def _play(commands: Sequence[Sequence[str]], folder: pathlib.Path, seconds: float) -> None:
-    """Run Python processes together, quietly, to their end.
+    """Run Python processes together until all of them end, without output.
 
     Raises:
-        RuntimeError: One failed; the message has the end of their output.
-        subprocess.TimeoutExpired: One did not end.
+        RuntimeError: A process failed; the message has the end of the processes' output.
+        subprocess.TimeoutExpired: A process ran longer than `seconds`.
     """
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     with open(folder / "output.txt", "w+") as output:
@@ -136,16 +136,16 @@ def _play(commands: Sequence[Sequence[str]], folder: pathlib.Path, seconds: floa
                 process.wait()
         if any(codes):
             output.seek(0)
-            raise RuntimeError(f"ended with {codes}: {output.read()[-2000:]}")
+            raise RuntimeError(f"exit codes {codes}: {output.read()[-2000:]}")
 
 
 class JournaledShard:
-    """One shard of two workers, whose pushes come one after the other.
+    """A shard that applies the pushes of two workers one after the other.
 
     Args:
-        method: Its name.
-        spec: The model.
-        folder: Of its journal; None: it keeps none.
+        method: Name of the training method.
+        spec: Tensors of the model.
+        folder: Folder of the journal; None for a shard without a journal.
     """
 
     def __init__(self, method: str, spec: ModelSpec, folder: pathlib.Path | None) -> None:
@@ -174,22 +174,22 @@ class JournaledShard:
         return self.journaled.handle(event, self.now)
 
     def pushes(self, updates: Sequence[Update]) -> list[events.Push]:
-        """Return a push of each update, in turn of the workers, as the reader hands them on."""
-        made = []
+        """Return one decoded push per update, alternating the workers, for the writer thread."""
+        decoded = []
         for update in updates:
             self._steps += 1
             worker = 1 + self._steps % _WORKERS
-            version = self.core.version + len(made)
+            version = self.core.version + len(decoded)
             base = max(0, version - _WORKERS + 1)
             push = events.Push(worker, worker, self._steps, base, 0, 2, update, 64, 1, 0.5)
             message, pieces = self.coder._coded(push)
-            made.append(self.decoder.decode(worker, message, memoryview(b"".join(pieces))))
-        return made
+            decoded.append(self.decoder.decode(worker, message, memoryview(b"".join(pieces))))
+        return decoded
 
     def apply(self, pushes: Sequence[events.Push]) -> float:
-        """Apply them; return the seconds of its core that one took.
+        """Apply the pushes; return the processor seconds of one push.
 
-        Others on this machine do not lengthen those.
+        Processor time excludes the work of other processes on the machine.
         """
         start = time.thread_time()
         for push in pushes:
@@ -202,7 +202,7 @@ def _method(name: str) -> Method:
 
 
 def updates_of(size: int, count: int, fraction: float = _KEPT) -> Iterator[Update]:
-    """Return random updates of so much of a shard."""
+    """Yield `count` random sparse updates that contain the share `fraction` of `size` entries."""
     rng = np.random.default_rng(2)
     for _ in range(count):
         at = np.flatnonzero(rng.random(size) < fraction)
@@ -210,7 +210,7 @@ def updates_of(size: int, count: int, fraction: float = _KEPT) -> Iterator[Updat
 
 
 def shard_row(method: str) -> Row:
-    """Compare a shard that keeps a journal with one that keeps none."""
+    """Compare a shard with a journal and a shard without one; return the row."""
     updates = list(updates_of(MNIST_CNN.num_parameters, _TURN))
     times: list[list[float]] = [[], []]
     with tempfile.TemporaryDirectory() as folder:
@@ -218,13 +218,15 @@ def shard_row(method: str) -> Row:
             JournaledShard(method, MNIST_CNN, where) for where in (None, pathlib.Path(folder))
         ]
         for turn in range(_TURNS + 1):
-            for shard, found in zip(shards, times, strict=True):
+            for shard, shard_times in zip(shards, times, strict=True):
                 seconds = shard.apply(shard.pushes(updates))
                 if turn:
-                    found.append(seconds)
+                    shard_times.append(seconds)
         if len({shard.core.version for shard in shards}) != 1 or shards[0].core.counters.rejected:
-            raise RuntimeError("the shards have not applied the same updates")
-    off, on = (statistics.median(found) for found in times)
+            raise RuntimeError(
+                "the shard with a journal applied other updates than the shard without"
+            )
+    off, on = (statistics.median(shard_times) for shard_times in times)
     ratios = [a / b for a, b in zip(*times, strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4)
     note = f"{1e6 * (on - off):.0f} us a push; half of the turns {low:.2f} to {high:.2f}"
@@ -234,13 +236,17 @@ def shard_row(method: str) -> Row:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    options.add_argument("--seconds", type=float, default=2.0, help="of a turn")
-    options.add_argument("--turns", type=int, default=40, help="of each method's run")
-    options.add_argument("--shard", action="store_true", help="a shard at its limit alone")
+    options.add_argument("--seconds", type=float, default=2.0, help="length of a turn")
+    options.add_argument(
+        "--turns", type=int, default=40, help="number of turns in each method's run"
+    )
+    options.add_argument(
+        "--shard", action="store_true", help="measure only the shard without a network"
+    )
     arguments = options.parse_args()
-    found = [] if arguments.shard else run_rows(arguments.seconds, arguments.turns)
-    found += [shard_row(method) for method in METHODS]
-    sys.stdout.write(render(found))
+    table_rows = [] if arguments.shard else run_rows(arguments.seconds, arguments.turns)
+    table_rows += [shard_row(method) for method in METHODS]
+    sys.stdout.write(render(table_rows))
 
 
 if __name__ == "__main__":

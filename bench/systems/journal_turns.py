@@ -1,7 +1,8 @@
-"""A PS that keeps its journal by turns; what disturbs a machine then meets both halves alike.
+"""Run a PS that writes its journal in every other turn.
 
-``bench.systems.journal`` starts it: ``python -m bench.systems.journal_turns REPORT SECONDS TURNS
-FLAGS...``. REPORT gets an entry for each turn.
+A disturbance of the machine affects turns with and without the journal alike.
+``bench.systems.journal`` starts this program: ``python -m bench.systems.journal_turns REPORT
+SECONDS TURNS FLAGS...``. It writes an entry for each turn to the file REPORT.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from thinwire.ps.core import events
 from thinwire.ps.role import ShardProcess
 from thinwire.ps.scripts.initial_model import model_of_flags
 
-_WARM_UPDATES = 60  # both workers have traced their steps by then
+_WARM_UPDATES = 60  # both workers have traced their steps after these updates
 
 
 class Turns:
-    """Turns a shard's journal off and on."""
+    """Switches a shard's journal off and on, and records each turn."""
 
     def __init__(self, shard: ShardProcess, seconds: float, count: int) -> None:
-        """Take `count` turns of so many seconds."""
+        """Prepare `count` turns of `seconds` seconds each."""
         self._shard, self._seconds, self._count = shard, seconds, count
         self.lines: list[dict[str, Any]] = []
         self._since = (0.0, 0, 0.0)
         self._done = threading.Event()
 
     def take(self) -> None:
-        """Take all turns, and end the run (a thread of its own)."""
+        """Take all turns, then stop the run. Runs in a separate thread."""
         put = self._shard.server.queue.put
         while self._shard.core.version < _WARM_UPDATES:
             time.sleep(0.1)
@@ -49,28 +50,30 @@ class Turns:
         put(events.Stop("max_seconds"))
 
     def _turn(self, writes: bool) -> None:
-        """Note the turn that ends, and begin one (the writer thread)."""
+        """Record the turn that ends, and start the next turn. Runs in the shard's writer thread."""
         server = self._shard.server
         now = (time.perf_counter(), server.core.version, time.thread_time())
         if self._since[0]:
-            seconds, updates, own = (b - a for a, b in zip(self._since, now, strict=True))
+            seconds, updates, writer_seconds = (
+                b - a for a, b in zip(self._since, now, strict=True)
+            )
             line = {"on": server.journaled._writes, "seconds": seconds, "updates": updates}
-            self.lines.append(line | {"writer_seconds": own})
+            self.lines.append(line | {"writer_seconds": writer_seconds})
         server.journaled._writes = server.decoder.keeps_coded = writes
         self._since = now
         self._done.set()
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Be a PS that takes turns."""
-    report, seconds, count, *given = arguments
+    """Run a PS that switches its journal off and on; write the report at its end."""
+    report, seconds, count, *words = arguments
     command_line.define_flags()
-    flags.FLAGS(["main.py", *given])
+    flags.FLAGS(["main.py", *words])
     run = run_flags.read_run()
     shard = ShardProcess(run, ps_flags.read(run.addresses), model_of_flags(run, 0))
     turns = Turns(shard, float(seconds), int(count))
     if not shard.start():
-        raise RuntimeError("this run is finished")
+        raise RuntimeError("the run in --run_dir is finished; give a new directory")
     threading.Thread(target=turns.take, daemon=True).start()
     shard.run_to_end()
     pathlib.Path(report).write_text(json.dumps(turns.lines))

@@ -1,9 +1,9 @@
-"""Large models end to end: memory, start, step, a late worker, a snapshot, a killed PS.
+"""Measure large models end to end: memory, start, step, a late worker, a snapshot, a killed PS.
 
-Real processes of main.py on loopback with one thread for TensorFlow each: a PS, and a worker; then
-a second worker joins while the first one trains, snapshots are written, and the PS is killed and
-started again. All is seen from outside: a node's output, its metrics and its memory, some twenty
-a second. It is compared with Keras training the same model alone: what a worker needs for itself.
+The run has real processes of main.py on loopback with one TensorFlow thread each. A PS and a worker
+train; a second worker joins during the training; the PS writes snapshots; then the PS is killed and
+started again. The program reads each node's output, metrics and memory about twenty times a second.
+The comparison is Keras training the same model alone, which shows a worker's own needs.
 
     python -m bench.systems.large
     python -m bench.systems.large --variables 100 300 1000
@@ -36,26 +36,26 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _POLL_SECONDS = 0.05
 _PATIENCE_SECONDS = 600.0
 _MOMENTUM = 0.9
-_FRESH_SECONDS = 3.0  # until a PS collects its figures anew
-_STEPS = 5  # alone
+_FRESH_SECONDS = 3.0  # after this time a PS has updated its metrics
+_STEPS = 5  # timed steps of Keras alone
 _ALONE = "alone"
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-_HIDDEN = ".tmp-"  # a checkpoint that is being written
-#: Share of the weights that a worker has received when it has pulled them, headers apart.
+_HIDDEN = ".tmp-"  # name prefix of a checkpoint that is being written
+#: A worker that received this share of the weights' bytes has pulled the whole model.
 _ALL_RECEIVED = 0.999
-#: The shape of ImageNet's images, and its classes.
+#: Flags for the shape of ImageNet's images and the number of its classes.
 _IMAGENET = ("--image_size=224", "--image_depth=3", "--nb_classes=1000")
 
 
 @dataclasses.dataclass(frozen=True)
 class LargeModel:
-    """What is trained.
+    """A model to train.
 
     Attributes:
-        name: For people.
-        flags: Of main.py, to all nodes.
-        num_parameters: That are trained.
-        batch_size: Examples of a mini-batch.
+        name: Name in the tables.
+        flags: Flags of main.py for all nodes.
+        num_parameters: Number of trained parameters.
+        batch_size: Number of examples in a mini-batch.
     """
 
     name: str
@@ -65,7 +65,7 @@ class LargeModel:
 
     @property
     def weights_bytes(self) -> int:
-        """Of the weights, in float32."""
+        """Size of the float32 weights in bytes."""
         return 4 * self.num_parameters
 
 
@@ -92,7 +92,7 @@ MODELS = {
         ),
     )
 }
-#: Composition -> its flags.
+#: Name of a composition -> flags of main.py.
 METHODS = {
     "asgd": ("--method=asgd",),
     "dgs": ("--method=dgs", "--momentum=0", "--down_codec=sparse"),
@@ -100,10 +100,10 @@ METHODS = {
 
 
 class WatchedNode:
-    """A process, its output, and the port for its metrics."""
+    """A process of main.py whose output, metrics and memory can be read."""
 
     def __init__(self, folder: pathlib.Path, name: str, command: Sequence[str]) -> None:
-        """Start it."""
+        """Start the process."""
         self.name, self._log = name, folder / f"{name}.log"
         _, _, port = free_addresses(1)[0].rpartition(":")
         self._url = f"http://127.0.0.1:{port}/metrics"
@@ -117,40 +117,40 @@ class WatchedNode:
             )
 
     def metric(self, name: str) -> float:
-        """Return one of its metrics; 0 before it has any."""
+        """Return a metric of the node; 0 if the node does not serve it yet."""
         try:
             with urllib.request.urlopen(self._url, timeout=10) as answer:
-                found = re.search(
+                match = re.search(
                     rf"^thinwire_{name}(?:{{.*}})? (\S+)$", answer.read().decode(), re.MULTILINE
                 )
         except (urllib.error.URLError, OSError):
             return 0.0
-        return float(found[1]) if found else 0.0
+        return float(match[1]) if match else 0.0
 
     def occurrences(self, words: str) -> int:
-        """Return how often its output has these words."""
+        """Return how often the words occur in the node's output."""
         return self._log.read_text(errors="replace").count(words)
 
     def check(self) -> None:
-        """Raise RuntimeError if it has ended."""
+        """Raise RuntimeError if the process has ended."""
         if (code := self.process.poll()) is not None:
             text = self._log.read_text(errors="replace")[-2000:]
             raise RuntimeError(f"{self.name} ended with {code}: {text}")
 
     def resident_bytes(self) -> int:
-        """Return what is resident."""
+        """Return the resident memory in bytes."""
         return self._field("VmRSS")
 
     def peak_bytes(self) -> int:
-        """Return the most that was resident since `forget_peak`, or ever."""
+        """Return the maximum resident memory since `forget_peak`, or since the start, in bytes."""
         return self._field("VmHWM")
 
     def forget_peak(self) -> None:
-        """Let `peak_bytes` begin anew."""
+        """Reset the maximum that `peak_bytes` returns."""
         pathlib.Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
     def kill(self) -> None:
-        """End it without a warning."""
+        """Kill the process with SIGKILL, and wait for it."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()
@@ -160,15 +160,16 @@ class WatchedNode:
 
 
 class ObservedRun:
-    """A run in a folder of its own, from outside.
+    """A run in its own folder, observed from outside its processes.
 
     Attributes:
-        exchanged_at: When the first worker's exchanges were seen, by time.monotonic().
-        snapshots: Seconds for which each snapshot of the PS was being written.
+        nodes: Name of a node -> its newest process.
+        exchanged_at: Times by time.monotonic() at which exchanges of the first worker were seen.
+        snapshots: Seconds that the PS took to write each snapshot.
     """
 
     def __init__(self, folder: pathlib.Path, flags: Sequence[str]) -> None:
-        """Start nothing yet."""
+        """Prepare the folder and the flags; `start` starts the processes."""
         folder.mkdir(exist_ok=True)
         self._folder = folder
         self._flags = [*flags, f"--ps_hosts={free_addresses(1)[0]}", f"--run_dir={folder / 'run'}"]
@@ -178,42 +179,42 @@ class ObservedRun:
         self._snapshot_began = 0.0
 
     def start(self, name: str, *own: str) -> WatchedNode:
-        """Start a node, again if there was one of this name."""
+        """Start a node; a new process replaces the node of the same name."""
         self.nodes[name] = WatchedNode(self._folder, name, ["main.py", *own, *self._flags])
         return self.nodes[name]
 
     def close(self) -> None:
-        """End all nodes."""
+        """Kill all nodes."""
         for node in self.nodes.values():
             node.kill()
 
     def until(self, is_so: Callable[[], bool]) -> float:
-        """Watch the run until something is so; return the seconds that took.
+        """Watch the run until `is_so()` is True; return the seconds that passed.
 
         Raises:
-            RuntimeError: A node has ended, or it takes too long.
+            RuntimeError: A node has ended, or `_PATIENCE_SECONDS` have passed.
         """
         began = time.monotonic()
         while not is_so():
             for node in self.nodes.values():
                 node.check()
             if time.monotonic() - began > _PATIENCE_SECONDS:
-                raise RuntimeError(f"nothing came within {_PATIENCE_SECONDS:g} s")
+                raise RuntimeError(f"the awaited event did not occur in {_PATIENCE_SECONDS:g} s")
             self._look()
             time.sleep(_POLL_SECONDS)
         return time.monotonic() - began
 
     def watch(self, seconds: float) -> None:
-        """Watch the run for a while."""
+        """Watch the run for some seconds."""
         ends = time.monotonic() + seconds
         self.until(lambda: time.monotonic() >= ends)
 
     def step_seconds(self, since: float, until: float) -> tuple[float, float]:
-        """Return the mean and the longest time between exchanges of the first worker.
+        """Return the mean and the longest time between exchanges of the first worker, in seconds.
 
         Args:
-            since: By time.monotonic().
-            until: Likewise.
+            since: Start of the period, by time.monotonic().
+            until: End of the period, by time.monotonic().
         """
         times = [at for at in self.exchanged_at if since <= at <= until]
         gaps = [b - a for a, b in itertools.pairwise(times)]
@@ -224,8 +225,10 @@ class ObservedRun:
         if worker := self.nodes.get("worker-1"):
             done = int(worker.metric("exchanges_total"))
             self.exchanged_at += [now] * (done - len(self.exchanged_at))
-        kept = self._folder / "run" / "checkpoints" / "ps-0"
-        is_writing = kept.is_dir() and any(e.startswith(_HIDDEN) for e in os.listdir(kept))
+        checkpoints = self._folder / "run" / "checkpoints" / "ps-0"
+        is_writing = checkpoints.is_dir() and any(
+            e.startswith(_HIDDEN) for e in os.listdir(checkpoints)
+        )
         if is_writing and not self._snapshot_began:
             self._snapshot_began = now
         elif not is_writing and self._snapshot_began:
@@ -235,19 +238,19 @@ class ObservedRun:
 
 @dataclasses.dataclass(frozen=True)
 class LargeRow:
-    """One line of the table."""
+    """One line of the table: a name of the measurement, and its value with unit."""
 
     what: str
     value: str
 
 
 def measure(model: LargeModel, method: str, seconds: float) -> Iterator[LargeRow]:
-    """Run one model by one method; yield lines as they are found.
+    """Run one model with one method; yield each line when it is measured.
 
     Args:
-        model: What is trained.
-        method: One of `METHODS`.
-        seconds: Of each part that is watched for a time.
+        model: Model to train.
+        method: Key of `METHODS`.
+        seconds: Length of each part of the run in which steps are timed.
     """
     weights = model.weights_bytes
 
@@ -260,7 +263,7 @@ def measure(model: LargeModel, method: str, seconds: float) -> Iterator[LargeRow
             server = run.start("PS", "--type_node=PS")
             took = run.until(lambda: bool(server.occurrences("listens on")))
             yield LargeRow("PS: start until it listens", f"{took:.1f} s")
-            yield LargeRow("PS: resident then, most before", _two(server, weights))
+            yield LargeRow("PS: memory when it listens; the most before", _two(server, weights))
             server.forget_peak()
             first = run.start("worker-1", "--type_node=Worker", "--id_worker=1")
             took = run.until(lambda: bool(run.exchanged_at))
@@ -279,17 +282,17 @@ def measure(model: LargeModel, method: str, seconds: float) -> Iterator[LargeRow
             took = run.until(
                 lambda: second.metric("bytes_received_total") >= _ALL_RECEIVED * weights
             )
-            yield LargeRow("second worker: joined to the whole model", f"{took:.2f} s")
+            yield LargeRow("second worker: from its join to the whole model", f"{took:.2f} s")
             run.until(lambda: second.metric("exchanges_total") >= 1)
             _, longest = run.step_seconds(began - mean, time.monotonic())
-            yield LargeRow("the first worker's longest step meanwhile", f"{longest:.2f} s")
+            yield LargeRow("first worker's longest step during that join", f"{longest:.2f} s")
             began = time.monotonic()
             run.watch(seconds)
             mean, longest = run.step_seconds(began, time.monotonic())
             yield LargeRow("step, two workers; the longest", f"{mean:.2f} s; {longest:.2f}")
             yield LargeRow("PS: most memory, two workers, snapshots", memory(server.peak_bytes()))
-            written = ", ".join(f"{each:.1f}" for each in run.snapshots)
-            yield LargeRow("snapshots were being written for", f"{written} s")
+            written = ", ".join(f"{duration:.1f}" for duration in run.snapshots)
+            yield LargeRow("time to write each snapshot", f"{written} s")
 
             server.kill()
             before = len(run.exchanged_at)
@@ -317,11 +320,11 @@ def _flags(model: LargeModel, method: str, seconds: float) -> list[str]:
 
 
 def measure_alone(flags: Sequence[str], steps: int) -> Mapping[str, float]:
-    """Train the model of these flags by Keras alone, in a process of its own.
+    """Train the model that the flags name with Keras alone, in a separate process.
 
     Returns:
-        Its ``peak_bytes``, the ``first_seconds`` from the start to the end of the first step, and
-        the ``step_seconds`` of each further one.
+        ``peak_bytes``: maximum resident memory in bytes; ``first_seconds``: seconds from the start
+        to the end of the first step; ``step_seconds``: mean seconds of a further step.
     """
     done = subprocess.run(
         [sys.executable, "-m", "bench.systems.large", _ALONE, str(steps), *flags],
@@ -333,8 +336,8 @@ def measure_alone(flags: Sequence[str], steps: int) -> Mapping[str, float]:
     )
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
-    found: Mapping[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: Mapping[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def _rows_alone(model: LargeModel, found: Mapping[str, float]) -> Iterator[LargeRow]:
@@ -347,7 +350,7 @@ def _rows_alone(model: LargeModel, found: Mapping[str, float]) -> Iterator[Large
 
 
 def _train_alone(steps: int, given: Sequence[str]) -> None:
-    """Train as `measure_alone` wants it, and print what that took."""
+    """Train with Keras alone, and print the result of `measure_alone` as JSON."""
     began = time.monotonic()
     import keras
     import numpy as np
@@ -375,12 +378,12 @@ def _train_alone(steps: int, given: Sequence[str]) -> None:
     for _ in range(1 + steps):
         model.train_on_batch(images, labels)
         seconds.append(time.monotonic() - began)
-    found = {
+    result = {
         "peak_bytes": 1024 * _status_kilobytes("self", "VmHWM"),
         "first_seconds": seconds[0],
         "step_seconds": (seconds[-1] - seconds[0]) / steps,
     }
-    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
 _MANY_VARIABLES = """
@@ -396,11 +399,11 @@ def build_model():
 
 
 def measure_variables(number: int) -> Iterator[tuple[str, str, float, float]]:
-    """Start runs of a model of so many tiny variables; yield lines.
+    """Start runs of a model with `number` tiny variables; yield lines of the table.
 
     Yields:
-        Variables, composition, seconds to the end of the first exchange, and of
-        the first step alone.
+        Number of variables, name of the composition, seconds to the end of the first exchange, and
+        seconds to the end of the first step of Keras alone.
     """
     with tempfile.TemporaryDirectory(prefix="thinwire-") as name:
         module = pathlib.Path(name) / "many_variables.py"
@@ -418,7 +421,7 @@ def measure_variables(number: int) -> Iterator[tuple[str, str, float, float]]:
 
 
 def _first_exchange(folder: pathlib.Path, flags: Sequence[str]) -> float:
-    """Return the seconds from the start of a PS and a worker to the end of an exchange."""
+    """Return the seconds from the start of a PS and a worker to the first exchange's end."""
     run = ObservedRun(folder, flags)
     with contextlib.closing(run):
         run.start("PS", "--type_node=PS")
@@ -450,7 +453,7 @@ def _tables(models: Sequence[LargeModel], methods: Sequence[str], seconds: float
                 _print(f"{model.name} {method}: {row.what}: {row.value}")
                 columns.setdefault(row.what, []).append(row.value)
         text += origin.markdown(
-            [("", *methods), *((name, *each) for name, each in columns.items())]
+            [("", *methods), *((name, *values) for name, values in columns.items())]
         )
     return text
 
@@ -465,7 +468,7 @@ def _variables_table(numbers: Sequence[int]) -> str:
 
 
 def main() -> None:
-    """Print lines as they are found, and write the table."""
+    """Measure; print each line when it is measured, and write the table."""
     options = argparse.ArgumentParser(
         prog="python -m bench.systems.large",
         description=__doc__,
@@ -474,8 +477,14 @@ def main() -> None:
     add = options.add_argument
     add("--model", nargs="*", choices=list(MODELS), default=["decoder-100m", "resnet50-v1"])
     add("--method", nargs="+", choices=list(METHODS), default=list(METHODS))
-    add("--seconds", type=float, default=60.0, help="of each part that is watched for a time")
-    add("--variables", nargs="*", type=int, default=[300, 1000, 3000], help="of tiny models")
+    add("--seconds", type=float, default=60.0, help="length of each part in which steps are timed")
+    add(
+        "--variables",
+        nargs="*",
+        type=int,
+        default=[300, 1000, 3000],
+        help="numbers of variables of the tiny models",
+    )
     arguments = options.parse_args()
     facts = origin.facts()
     text = f"# Large models end to end\n\n{origin.describe(facts)}\n"

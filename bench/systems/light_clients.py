@@ -1,11 +1,11 @@
-"""Devices without a model: the client code of real workers, with gradients that are lent.
+"""Run light devices: the client code of real workers, with prepared gradients and no model.
 
-``bench.systems.many`` starts it: ``python -m bench.systems.light_clients NUMBER PROCESSES SECONDS
-FLAGS...`` is process NUMBER of PROCESSES. Each device is a `thinwire.worker.trainer.WorkerSession`
-of its own, so codec, wire coding, channel, heartbeat and the core that takes replies are a
-worker's; it sleeps for SECONDS where a worker would compute. A number on standard input is how many
-devices of all processes are to be active; at its end all leave, and their exchanges are written as
-JSON.
+``bench.systems.many`` starts this program: ``python -m bench.systems.light_clients NUMBER PROCESSES
+SECONDS FLAGS...`` is process NUMBER of PROCESSES. Each device has its own
+`thinwire.worker.trainer.WorkerSession`, so it uses a worker's codec, wire coding, channel,
+heartbeat and core. Instead of computing a gradient a device sleeps for SECONDS. Each line of
+standard input is the number of devices, over all processes, that must be active. When standard
+input ends, all devices leave, and the program prints their exchanges as JSON.
 """
 
 from __future__ import annotations
@@ -33,17 +33,20 @@ if TYPE_CHECKING:
     from thinwire.worker.flags import WorkerFlags
 
 READY = "active"
-#: A device's steps take up to so much longer or shorter than the mean, so that none go in step.
+#: Maximum random deviation of a step's duration from the mean, as a share of the mean. It keeps
+#: devices from stepping at the same moments.
 _VARIATION = 0.2
 _NUM_GRADIENTS = 8
 
 
 class LightDevice:
-    """One device: a session, a buffer for its gradient, and a thread.
+    """One device: a session, a buffer for the gradient, and a thread.
 
     Attributes:
-        exchanges: (began, ended) of each, by time.monotonic().
-        error: What ended it too early; None: nothing.
+        number: Number of the device, which is its worker's id.
+        exchanges: (start, end) of each exchange, by time.monotonic().
+        error: Exception that ended the device too early; None if there is no error.
+        has_begun: Event that is set after the first exchange, or when the device ends.
     """
 
     def __init__(
@@ -66,11 +69,11 @@ class LightDevice:
         self._thread.start()
 
     def end(self) -> None:
-        """Finish the exchange that is under way, and leave; `join` waits for that."""
+        """Make the device leave after its current exchange; `join` waits until it has left."""
         self._over.set()
 
     def join(self) -> None:
-        """Wait until it has left."""
+        """Wait until the device has left."""
         self._thread.join()
 
     def _live(self) -> None:
@@ -94,7 +97,7 @@ class LightDevice:
         request = session.poll_pacer()
         if request is None:
             lent = self._gradients[int(self._random.integers(len(self._gradients)))]
-            np.copyto(self._buffer, lent)  # as a worker does with what TensorFlow gives
+            np.copyto(self._buffer, lent)  # a worker copies TensorFlow's gradient in this way
             request = session.submit(self._buffer, self._run.batch_size, 1.0, None, started)
         if request is None:
             return
@@ -105,7 +108,7 @@ class LightDevice:
 
 
 def real_gradients(run: Run) -> tuple[ModelSpec, list[Float32]]:
-    """Return the model of a run, and gradients of its first steps."""
+    """Return the spec of a run's model, and the gradients of the run's first steps."""
     from thinwire.data.loading import load_dataset, take_shards
     from thinwire.models.flat_model import SharedModel
     from thinwire.simulator.trainer import Trainer
@@ -117,30 +120,30 @@ def real_gradients(run: Run) -> tuple[ModelSpec, list[Float32]]:
     trainer = Trainer(shared, bn_sync=False, clip_norm=0.0)
     shard, weights = take_shards(run, dataset)[0], aligned(len(trainer.weights))
     np.copyto(weights, trainer.weights)
-    found = []
+    gradients = []
     for _ in range(_NUM_GRADIENTS):
         step = trainer.step(weights, trainer.statistics, shard, trainer.local_of(1))
         weights -= np.float32(run.schedule.rate(0.0)) * step.gradient
-        found.append(step.gradient)
-    return shared.spec, found
+        gradients.append(step.gradient)
+    return shared.spec, gradients
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Be this process' part of the devices."""
-    number, processes, step_seconds, *given = arguments
+    """Run the devices of this process; read the numbers of active devices from standard input."""
+    number, processes, step_seconds, *words = arguments
     command_line.define_flags()
-    flags.FLAGS(["main.py", *given])
+    flags.FLAGS(["main.py", *words])
     run = run_flags.read_run()
-    own = worker_flags.read(run.nb_workers)
+    node_flags = worker_flags.read(run.nb_workers)
     spec, gradients = real_gradients(run)
     devices: list[LightDevice] = []
     sys.stdout.write(f"{READY}\n")
     sys.stdout.flush()
     for line in sys.stdin:
-        mine = [n for n in range(1, int(line) + 1) if n % int(processes) == int(number)]
-        for worker in mine[len(devices) :]:
-            theirs = dataclasses.replace(own, id_worker=worker)
-            devices.append(LightDevice(run, theirs, spec, gradients, float(step_seconds)))
+        numbers = [n for n in range(1, int(line) + 1) if n % int(processes) == int(number)]
+        for worker in numbers[len(devices) :]:
+            device_flags = dataclasses.replace(node_flags, id_worker=worker)
+            devices.append(LightDevice(run, device_flags, spec, gradients, float(step_seconds)))
         for device in devices:
             device.has_begun.wait()
         sys.stdout.write(f"{READY}\n")

@@ -1,6 +1,6 @@
-"""The training loop: Standalone against train_on_batch, a worker against Standalone.
+"""Compare the training loops: Standalone with train_on_batch, and a worker with Standalone.
 
-mnist_cnn, batch 64, one thread a worker.
+The model is mnist_cnn with batch size 64; each worker has one thread.
 
     python -m bench.systems.loop --seconds 20
 """
@@ -25,20 +25,20 @@ _ROUNDS = 2
 
 
 def rows(seconds: float = 20.0) -> list[Row]:
-    """Measure, and return the rows of the table."""
+    """Measure the loops; return the table's rows."""
     return [_standalone_row(), *_worker_rows(seconds)]
 
 
 def _standalone_row() -> Row:
     seconds = measure_apart("bench.systems.loop", "--in_process")
     ours, keras = map(statistics.median, seconds)
-    ratios = quartiles(theirs / own for own, theirs in zip(*seconds, strict=True))
+    ratios = quartiles(theirs / standalone for standalone, theirs in zip(*seconds, strict=True))
     name = "Standalone / train_on_batch"
     return Row(name, 1 / ours, "steps/s", 1 / keras, keras / ours, 0.98, "higher", spread=ratios)
 
 
 def _in_process() -> list[list[float]]:
-    """Return the seconds of steps of ours, and of Keras' own."""
+    """Return two lists of a step's seconds: with Standalone, and with Keras' train_on_batch."""
     import keras
     import tensorflow as tf
 
@@ -72,7 +72,7 @@ def _in_process() -> list[list[float]]:
         repeat(lambda: model.train_on_batch(*batch)),
     ]
     seconds = times(contenders, _TURNS)
-    return [[each / _STEPS_A_TURN for each in own] for own in seconds]
+    return [[duration / _STEPS_A_TURN for duration in turns] for turns in seconds]
 
 
 def _task(seconds: float) -> work.Work:
@@ -80,13 +80,13 @@ def _task(seconds: float) -> work.Work:
 
 
 def _alternate(contenders: list[Callable[[], float]]) -> list[list[float]]:
-    """Run real processes in turn; return each one's figures."""
+    """Run the contenders alternately; return the list of figures of each contender."""
     results = [[contender() for contender in contenders] for _ in range(_ROUNDS)]
     return [list(column) for column in zip(*results, strict=True)]
 
 
 def _standalone_rate(seconds: float) -> float:
-    """Return the steps/s of a Standalone process."""
+    """Return the steps per second of a Standalone process."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         command = [*thinwire.flags(_task(seconds), "asgd"), "--type_node=Standalone"]
@@ -96,9 +96,9 @@ def _standalone_rate(seconds: float) -> float:
 
 
 def _worker_rate(seconds: float, *flags: str) -> float:
-    """Return the steps/s of a cluster of one worker, warm-up left out."""
-    found = thinwire.measure(_task(seconds), "asgd", flags)
-    return found["samples"] / found["seconds"] / 64
+    """Return the steps per second of a cluster with one worker, without the warm-up."""
+    steady = thinwire.measure(_task(seconds), "asgd", flags)
+    return steady["samples"] / steady["seconds"] / 64
 
 
 def _worker_rows(seconds: float) -> list[Row]:
@@ -117,15 +117,19 @@ def _worker_rows(seconds: float) -> list[Row]:
 
 
 def _worker_row(name: str, ours: list[float], alone: list[float]) -> Row:
-    mine, limit = statistics.median(ours), statistics.median(alone)
-    ratios = spread(one / other for one, other in zip(ours, alone, strict=True))
-    return Row(name, mine, "steps/s", limit, mine / limit, 0.9, "higher", spread=ratios)
+    rate, limit = statistics.median(ours), statistics.median(alone)
+    ratios = spread(worker / other for worker, other in zip(ours, alone, strict=True))
+    return Row(name, rate, "steps/s", limit, rate / limit, 0.9, "higher", spread=ratios)
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seconds", type=float, default=20.0)
-    options.add_argument("--in_process", action="store_true", help="one part, as JSON")
+    options.add_argument(
+        "--in_process",
+        action="store_true",
+        help="measure the step loops in this process, print JSON",
+    )
     arguments = options.parse_args()
     if arguments.in_process:
         sys.stdout.write(json.dumps(_in_process()) + "\n")

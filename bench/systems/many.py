@@ -1,9 +1,9 @@
-"""Many workers on one parameter server: where it stops getting faster, and what stops it.
+"""Measure many workers on one parameter server: the maximum update rate, and its limit.
 
-Real PS processes on loopback, and devices without a model (`bench.systems.light_clients`: the
-workers' own client code and real gradients that are lent), which compute for `--step_seconds` by
-sleeping. More and more of them join; while so many are active, updates a second, the time of an
-exchange, and what shards and clients take of the cores are measured.
+The PS processes are real and run on loopback. The devices (`bench.systems.light_clients`) use the
+workers' client code with prepared real gradients and sleep for `--step_seconds` instead of
+computing. The number of active devices grows level by level. At each level the program measures the
+updates per second, the duration of an exchange, and the processor time of shards and clients.
 
     python -m bench.systems.many --seconds 6
 """
@@ -35,9 +35,9 @@ from bench.peers import thinwire, work
 from bench.systems.light_clients import READY
 from bench.systems.scaling import ticks
 
-#: Local steps of a round here; a push costs the PS the same after any number of them.
+#: Local steps of a round in these runs; the PS's cost of a push does not depend on their number.
 COUNTED_STEPS = {"diloco": 2}
-#: Name of a composition -> its flags.
+#: Name of a composition -> flags of main.py.
 COMPOSITIONS: Mapping[str, tuple[str, ...]] = {
     "asgd": ("--method=asgd",),
     "bsp": ("--method=bsp",),
@@ -49,40 +49,40 @@ COMPOSITIONS: Mapping[str, tuple[str, ...]] = {
 }
 STREAMS, SHARDS = (1, 2, 4, 8, 16, 32), (1, 2)
 STEP_SECONDS = 0.2
-_PROCESSES = 2  # of clients
+_PROCESSES = 2  # number of client processes
 _WARM_SECONDS = 1.0
 _START_SECONDS = 180.0
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
-#: Share of the highest rate from which more streams bring nothing.
+#: The knee is the first level that reaches this share of the highest update rate.
 _KNEE = 0.9
-#: Share of a core, or of all cores, that counts as all of it.
+#: A core, or the whole machine, counts as full above this share of its processor time.
 _FULL = 0.85
-#: What is trained; `bench.systems.speedup` trains the same.
+#: Flags of the trained model; `bench.systems.speedup` trains the same model.
 WORK_FLAGS = (
     *("--network=mnist_cnn", "--batch_size=64", "--worker_threads=1", "--learning_rate=0.001"),
     *("--iter_max=100000000", "--eval_interval_seconds=100000"),
 )
-#: The shards do nothing but exchanges.
+#: Flags that stop the shards' background work, so that shards only exchange.
 _QUIET_FLAGS = ("--journal=off", "--checkpoint_interval_seconds=100000", "--linger_seconds=1")
 
 
 @dataclasses.dataclass(frozen=True)
 class StreamLoad:
-    """What so many streams came to.
+    """Measurements at one level, that is, with one number of active devices.
 
     Attributes:
         method: Name of a composition.
-        shards: PS processes.
-        streams: Active devices.
-        updates_per_second: Pushes that were answered, of all devices.
-        median_ms: Of an exchange, from the push to the weights.
-        slow_ms: The 99th percentile.
-        fairness: Jain's index of the devices' exchanges: 1 if all have as many.
-        server_ms: Processor time of all shards for an exchange.
-        server_cores: Cores that all shards keep busy.
-        client_ms: Processor time of the clients for an exchange.
-        client_cores: Cores that all clients keep busy.
-        server_mb: Resident memory of all shards.
+        shards: Number of PS processes.
+        streams: Number of active devices.
+        updates_per_second: Answered pushes of all devices, per second.
+        median_ms: Median duration of an exchange, from the push to the weights, in milliseconds.
+        slow_ms: 99th percentile of the duration of an exchange, in milliseconds.
+        fairness: Jain's index of the devices' numbers of exchanges: 1 if all numbers are equal.
+        server_ms: Processor time of all shards per exchange, in milliseconds.
+        server_cores: Number of cores that all shards keep busy.
+        client_ms: Processor time of the clients per exchange, in milliseconds.
+        client_cores: Number of cores that all clients keep busy.
+        server_mb: Resident memory of all shards, in MiB.
     """
 
     method: str
@@ -104,7 +104,7 @@ class StreamLoad:
     )
 
     def cells(self) -> tuple[str, ...]:
-        """Return what the table shows, under `HEAD`."""
+        """Return the cells of the table's line as text, in the order of `HEAD`."""
         return (
             *(self.method, str(self.shards), str(self.streams)),
             *(f"{self.updates_per_second:.1f}", f"{self.median_ms:.1f}", f"{self.slow_ms:.1f}"),
@@ -114,12 +114,12 @@ class StreamLoad:
 
 
 def dataset() -> str:
-    """Return the value of --dataset: all of Fashion-MNIST where it is installed."""
+    """Return the value of --dataset: the full Fashion-MNIST if it is installed, else the sample."""
     return "fashion_mnist" if work.full_set_is_installed() else "fashion_mnist_sample"
 
 
 def fairness(counts: Sequence[int]) -> float:
-    """Return Jain's index: 1 if all are equal, 1/n if one has everything.
+    """Return Jain's index of counts: 1 if all counts are equal, 1/n if only one is not 0.
 
     >>> fairness([4, 0, 0, 0])
     0.25
@@ -129,14 +129,14 @@ def fairness(counts: Sequence[int]) -> float:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that so large a share of all does not exceed."""
+    """Return the value that the given share of all values does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """Processor seconds and memory of some processes at one moment."""
+    """Processor seconds of shards and clients, and memory of the shards, at one moment."""
 
     at: float  # time.monotonic()
     server_seconds: float
@@ -145,14 +145,14 @@ class Usage:
 
 
 class ManyDevices:
-    """PS processes and processes of light clients, until the end of the block.
+    """Context manager that runs PS processes and processes of light clients.
 
     Args:
         method: Name of a composition.
-        shards: PS processes.
-        most: Devices that may become active.
-        step_seconds: That a device computes for.
-        flags: Of main.py, to all.
+        shards: Number of PS processes.
+        most: Maximum number of active devices.
+        step_seconds: Duration of a device's step, in seconds.
+        flags: Further flags of main.py for all processes.
     """
 
     def __init__(
@@ -216,10 +216,10 @@ class ManyDevices:
         self._folder.cleanup()
 
     def activate(self, number: int) -> None:
-        """Have so many devices active, each of which has made an exchange.
+        """Raise the number of active devices; return after each device has made an exchange.
 
         Raises:
-            RuntimeError: That lasts too long, or a process has ended.
+            RuntimeError: A process has ended, or the devices took too long.
         """
         for client in self._clients:
             _pipe(client.stdin).write(f"{number}\n")
@@ -227,39 +227,46 @@ class ManyDevices:
         self._await_ready()
 
     def usage(self) -> Usage:
-        """Return what the processes have used so far."""
+        """Return the processor time and memory that the processes have used so far."""
         server, client = (
-            sum(ticks(pathlib.Path(f"/proc/{each.pid}/stat").read_text()) for each in processes)
+            sum(
+                ticks(pathlib.Path(f"/proc/{process.pid}/stat").read_text())
+                for process in processes
+            )
             for processes in (self._servers, self._clients)
         )
-        statuses = [pathlib.Path(f"/proc/{each.pid}/status").read_text() for each in self._servers]
+        statuses = [
+            pathlib.Path(f"/proc/{process.pid}/status").read_text() for process in self._servers
+        ]
         resident = [int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) for status in statuses]
         return Usage(time.monotonic(), server * _TICK, client * _TICK, sum(resident) / 1024)
 
     def end(self) -> dict[int, list[tuple[float, float]]]:
-        """Let all leave; return the exchanges of every device, (began, ended) each.
+        """Let all devices leave; return the (start, end) times of every device's exchanges.
 
         Raises:
-            RuntimeError: A device had to give up.
+            RuntimeError: A device ended with an error.
         """
         exchanges: dict[int, list[tuple[float, float]]] = {}
         for client in self._clients:
             _pipe(client.stdin).close()
         for client in self._clients:
-            found = json.loads(_pipe(client.stdout).read())
-            if found["errors"]:
-                raise RuntimeError(f"devices gave up: {found['errors']}; {self._output()}")
-            exchanges |= {int(worker): each for worker, each in found["exchanges"].items()}
+            report = json.loads(_pipe(client.stdout).read())
+            if report["errors"]:
+                raise RuntimeError(f"devices failed: {report['errors']}; {self._output()}")
+            exchanges |= {int(worker): spans for worker, spans in report["exchanges"].items()}
         return exchanges
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + _START_SECONDS
         for client in self._clients:
-            pipe, left = _pipe(client.stdout), deadline - time.monotonic()
-            if not select.select([pipe], [], [], max(0.0, left))[0] or (
+            pipe, seconds = _pipe(client.stdout), deadline - time.monotonic()
+            if not select.select([pipe], [], [], max(0.0, seconds))[0] or (
                 pipe.readline().strip() != READY
             ):
-                raise RuntimeError(f"no client within {_START_SECONDS} s: {self._output()}")
+                raise RuntimeError(
+                    f"the clients were not ready within {_START_SECONDS} s: {self._output()}"
+                )
 
     def _output(self) -> str:
         self._log.flush()
@@ -273,7 +280,7 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
 
 
 def free_addresses(number: int) -> list[str]:
-    """Return so many addresses of this machine that nobody listens on."""
+    """Return `number` free loopback addresses, as host:port."""
     with contextlib.ExitStack() as stack:
         probes = [
             stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)
@@ -289,16 +296,16 @@ def measure(
     step_seconds: float = STEP_SECONDS,
     flags: Sequence[str] = (),
 ) -> list[StreamLoad]:
-    """Let ever more devices join; return what each number of them came to.
+    """Raise the number of devices level by level; return the measurements of each level.
 
     Args:
-        method: Name of a composition. Where all wait for all, give one level: a run in lockstep
-            begins when all its workers are there.
-        shards: PS processes.
+        method: Name of a composition. Give only one level for a synchronous method: its run starts
+            only when all workers have joined.
+        shards: Number of PS processes.
         levels: Numbers of active devices, ascending.
-        seconds: Measured at each level.
-        step_seconds: That a device computes for.
-        flags: Of main.py, to all.
+        seconds: Seconds of measurement at each level.
+        step_seconds: Duration of a device's step, in seconds.
+        flags: Further flags of main.py for all processes.
     """
     spans: list[tuple[Usage, Usage]] = []
     with ManyDevices(method, shards, max(levels), step_seconds, flags) as devices:
@@ -324,20 +331,20 @@ def _load(
 ) -> StreamLoad:
     before, after = span
     took = {
-        worker: [ended - began for began, ended in each if before.at <= ended < after.at]
-        for worker, each in exchanges.items()
+        worker: [ended - began for began, ended in spans if before.at <= ended < after.at]
+        for worker, spans in exchanges.items()
         if worker <= level
     }
     all_took = list(itertools.chain.from_iterable(took.values()))
     if not all_took:
-        raise RuntimeError(f"no exchange of {level} devices: give --seconds more")
+        raise RuntimeError(f"no exchange of {level} devices: raise --seconds")
     seconds, number = after.at - before.at, len(all_took)
     server = after.server_seconds - before.server_seconds
     client = after.client_seconds - before.client_seconds
     return StreamLoad(
         *(method, shards, level, number / seconds),
         *(1e3 * statistics.median(all_took), 1e3 * percentile(all_took, 0.99)),
-        fairness([len(each) for each in took.values()]),
+        fairness([len(spans) for spans in took.values()]),
         *(1e3 * server / number, server / seconds),
         *(1e3 * client / number, client / seconds),
         after.server_mb,
@@ -345,7 +352,7 @@ def _load(
 
 
 def knee(loads: Sequence[StreamLoad], cores: int) -> str:
-    """Return from which number of streams on the rate hardly grows, and what is full there."""
+    """Return a line about the number of streams from which the rate hardly grows, and why."""
     best = max(load.updates_per_second for load in loads)
     at = next(load for load in loads if load.updates_per_second >= _KNEE * best)
     name = f"{at.method}, {at.shards} shard{'s' if at.shards > 1 else ''}"
@@ -354,16 +361,16 @@ def knee(loads: Sequence[StreamLoad], cores: int) -> str:
     if at.server_cores >= _FULL * min(at.shards, cores):
         limit = "the shards' interpreters, one core each"
     elif at.server_cores + at.client_cores >= _FULL * cores:
-        limit = f"the machine's {cores} cores, {at.client_cores:.1f} of which the clients have"
+        limit = f"the machine's {cores} cores; the clients use {at.client_cores:.1f} of them"
     else:
-        limit = "neither of ours: other work of the machine, or waiting"
+        limit = "neither shards nor clients: other work of the machine, or waiting"
     return f"{name}: {at.streams} streams, {best:.0f} updates/s; full: {limit}"
 
 
 def document(
     facts: Mapping[str, Any], command: str, groups: Sequence[Sequence[StreamLoad]]
 ) -> dict[str, str]:
-    """Return the tables as Markdown and as CSV, by suffix."""
+    """Return the tables as {"md": Markdown text, "csv": CSV text}."""
     lines = [StreamLoad.HEAD, *(load.cells() for loads in groups for load in loads)]
     knees = [f"- {knee(loads, facts['cores'])}" for loads in groups]
     text = f"# Many workers on one parameter server\n\n{origin.describe(facts)}\n- `{command}`\n\n"
@@ -376,11 +383,11 @@ def document(
 def _measured(options: argparse.Namespace) -> Iterator[list[StreamLoad]]:
     for method in options.methods:
         for shards in options.shards:
-            found = measure(method, shards, options.streams, options.seconds, options.step_seconds)
-            for load in found:
+            loads = measure(method, shards, options.streams, options.seconds, options.step_seconds)
+            for load in loads:
                 sys.stdout.write("  ".join(load.cells()) + "\n")
             sys.stdout.flush()
-            yield found
+            yield loads
 
 
 def main() -> None:
@@ -392,12 +399,14 @@ def main() -> None:
     options.add_argument("--methods", nargs="+", choices=COMPOSITIONS, default=("asgd", "dgs"))
     options.add_argument("--streams", type=int, nargs="+", default=STREAMS)
     options.add_argument("--shards", type=int, nargs="+", default=SHARDS)
-    options.add_argument("--seconds", type=float, default=6.0, help="measured at each level")
-    options.add_argument("--step_seconds", type=float, default=STEP_SECONDS, help="of a device")
-    given = options.parse_args()
+    options.add_argument("--seconds", type=float, default=6.0, help="of measurement at each level")
+    options.add_argument(
+        "--step_seconds", type=float, default=STEP_SECONDS, help="duration of a device's step"
+    )
+    arguments = options.parse_args()
     facts = origin.facts()
     command = " ".join(["python -m bench.systems.many", *sys.argv[1:]])
-    paths = origin.write("many", facts, document(facts, command, list(_measured(given))))
+    paths = origin.write("many", facts, document(facts, command, list(_measured(arguments))))
     sys.stdout.write(f"written: {', '.join(map(str, paths))}\n")
 
 

@@ -1,10 +1,10 @@
-"""What a PS process holds in memory, against its weights: ``python -m bench.systems.memory``.
+"""Measure a PS's memory relative to its weights: ``python -m bench.systems.memory``.
 
-A real PS takes its model from a worker; the workers are light clients (the real client code, no
-TensorFlow, all in this process), which push the same random update again and again. Each point is
-the most that was resident since the one before it, less what the process had before a model came.
+A real PS receives its model from a worker. The workers are light clients in this process: they use
+the real client code without TensorFlow and push the same random update repeatedly. Each point is
+the maximum resident memory since the previous point, minus the memory of the PS without a model.
 
-``--parameters`` sets the size, ``--only`` the compositions.
+``--parameters`` sets the size of the model, ``--only`` selects compositions.
 """
 
 from __future__ import annotations
@@ -45,23 +45,24 @@ if TYPE_CHECKING:
 
 _MAIN = pathlib.Path(__file__).parents[2] / "main.py"
 _PATIENCE_SECONDS = 300.0
-#: Fraction of its entries that a sparse push holds.
+#: Share of the model's entries that a sparse push contains.
 _RATE = 0.01
-#: Most entries of one variable; a model has a few of them.
+#: Maximum number of entries of one variable.
 _LARGEST_TENSOR = 4_000_000
 _WARM_UPDATES = 2
-#: Of the script's SGD, whose slots on the PS are as large as the weights where gradients travel.
+#: Momentum of the workers' SGD. Its slots on the PS are as large as the weights if workers push
+#: gradients.
 _MOMENTUM = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A composition, and what its PS may hold.
+    """A composition, and the maximum memory of its PS.
 
     Attributes:
-        method: Of the run.
-        workers: How many push.
-        extra: Further flags.
+        method: Training method of the run.
+        workers: Number of workers.
+        extra: Further flags of main.py.
     """
 
     method: str
@@ -70,17 +71,17 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The case's name in the table."""
         return f"{self.method}, {self.workers} workers"
 
     @property
     def is_sparse(self) -> bool:
-        """Whether pushes hold some entries only."""
+        """True if pushes are sparse."""
         return self.method == "dgs"
 
     @property
     def bound(self) -> float:
-        """The most that the PS may hold, in sizes of its weights."""
+        """Maximum memory of the PS, as a multiple of the size of its weights."""
         dense = 3 + (not self.is_sparse) + 0.25 * max(0, self.workers - 2)
         return dense + (2 * self.workers if self.is_sparse else 0)
 
@@ -96,34 +97,34 @@ CASES = (
 
 @dataclasses.dataclass(frozen=True)
 class MemoryPoint:
-    """The most memory that a PS held in one part of its life."""
+    """The maximum memory of a PS in one part of a run."""
 
     case: Case
     name: str
-    num_bytes: int  # above what it held without a model
+    num_bytes: int  # maximum resident memory, minus the memory without a model
     weights_bytes: int
 
     @property
     def ratio(self) -> float:
-        """In sizes of the weights."""
+        """Maximum memory as a multiple of the size of the weights."""
         return self.num_bytes / self.weights_bytes
 
 
 def spec_of(num_parameters: int) -> ModelSpec:
-    """Return a model of this size: variables of at most `_LARGEST_TENSOR`, and a small one each."""
-    tensors, left = [], num_parameters
-    while left > 0:
-        size = min(left, _LARGEST_TENSOR)
+    """Return a model with this number of parameters, in variables of at most `_LARGEST_TENSOR`."""
+    tensors, missing = [], num_parameters
+    while missing > 0:
+        size = min(missing, _LARGEST_TENSOR)
         tensors.append(TensorSpec(f"layer{len(tensors)}/kernel", (size,)))
-        left -= size
+        missing -= size
     return ModelSpec(tuple(tensors))
 
 
 class WatchedShard:
-    """A PS in a process of its own, which waits for a worker's model."""
+    """A PS process that waits for a worker's model."""
 
     def __init__(self, folder: pathlib.Path, given: Sequence[str]) -> None:
-        """Start it, and wait until it listens."""
+        """Start the PS, and wait until it listens."""
         log = folder / "log"
         words = ["--type_node=PS", *given]
         with open(log, "wb") as out:
@@ -138,19 +139,19 @@ class WatchedShard:
         self.base_bytes = self.peak_bytes()
 
     def peak_bytes(self) -> int:
-        """Return the most that was resident since `forget_peak`."""
+        """Return the maximum resident memory since `forget_peak`, in bytes."""
         return 1024 * self._field("VmHWM")
 
     def resident_bytes(self) -> int:
-        """Return what is resident."""
+        """Return the resident memory in bytes."""
         return 1024 * self._field("VmRSS")
 
     def forget_peak(self) -> None:
-        """Let `peak_bytes` begin anew."""
+        """Reset the maximum that `peak_bytes` returns."""
         pathlib.Path(f"/proc/{self._process.pid}/clear_refs").write_text("5")
 
     def close(self) -> None:
-        """End it."""
+        """Kill the process."""
         self._process.kill()
         self._process.wait()
 
@@ -163,7 +164,7 @@ class LightWorker:
     """A client that pushes the same update in each exchange."""
 
     def __init__(self, run: Run, number: int, spec: ModelSpec, update: Sequence[Block]) -> None:
-        """Prepare; nothing is dialled yet."""
+        """Prepare the client; `join` opens its connection."""
         self._kind, self._update = run.method.kind, tuple(update)
         sgd = OptimizerOffer(Described("SGD", {"learning_rate": 1e-6, "momentum": _MOMENTUM}))
         steps_here = run.method.server.awaits_offer
@@ -181,16 +182,16 @@ class LightWorker:
         self.seconds: list[float] = []
 
     def join(self) -> None:
-        """Join, offering the model if nobody else has."""
+        """Join the run; offer the model if no other worker has offered it."""
         self._exchange.join()
         self._heartbeat = Heartbeat(self._exchange, 10.0, lambda: self._document, list)
 
     def pull(self) -> None:
-        """Fetch the model."""
+        """Pull the model."""
         (self._reply,) = self._exchange.pull()
 
     def exchange(self) -> None:
-        """Push, and wait for the reply, whose weights are dropped."""
+        """Push the update, wait for the reply, and drop the reply's weights."""
         assert self._reply is not None
         self._step += 1
         before, self._reply = (self._reply.version, self._reply.generation), None
@@ -214,13 +215,13 @@ class LightWorker:
         self.seconds.append(time.monotonic() - began)
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the run."""
         self._heartbeat.stop()
         self._exchange.close("finished")
 
 
 def update_of(spec: ModelSpec, is_sparse: bool) -> list[Block]:
-    """Return a small random update; arrays of one tensor serve all, so that clients are light."""
+    """Return a small random update. All tensors share one array, which saves clients' memory."""
     rng = np.random.default_rng(0)
     whole = 1e-6 * rng.standard_normal(max(t.size for t in spec.tensors), np.float32)
     blocks = []
@@ -236,27 +237,27 @@ def update_of(spec: ModelSpec, is_sparse: bool) -> list[Block]:
 
 
 def measure(case: Case, num_parameters: int, updates: int) -> Iterator[MemoryPoint]:
-    """Run one case; yield its points as they are found.
+    """Run one case; yield each point when it is measured.
 
     Args:
-        case: What is run.
-        num_parameters: Of the model.
-        updates: Exchanges of each worker in a steady part.
+        case: Composition to run.
+        num_parameters: Number of parameters of the model.
+        updates: Number of each worker's exchanges in the point "training".
     """
     spec = spec_of(num_parameters)
     with tempfile.TemporaryDirectory(prefix="thinwire-") as name, contextlib.ExitStack() as stack:
         folder = pathlib.Path(name)
-        given = flags_of(case, folder, "--checkpoint_interval_seconds=100000")
-        shard = WatchedShard(folder, given)
+        words = flags_of(case, folder, "--checkpoint_interval_seconds=100000")
+        shard = WatchedShard(folder, words)
         stack.callback(shard.close)
-        run = _read(given)
+        run = _read(words)
         update = update_of(spec, case.is_sparse)
         workers = [LightWorker(run, number + 1, spec, update) for number in range(case.workers)]
 
         def point(what: str) -> MemoryPoint:
-            found = shard.peak_bytes() - shard.base_bytes
+            num_bytes = shard.peak_bytes() - shard.base_bytes
             shard.forget_peak()
-            return MemoryPoint(case, what, found, 4 * num_parameters)
+            return MemoryPoint(case, what, num_bytes, 4 * num_parameters)
 
         workers[0].join()
         yield point("first worker has offered")
@@ -275,10 +276,11 @@ def measure(case: Case, num_parameters: int, updates: int) -> Iterator[MemoryPoi
 def measure_snapshots(
     case: Case, num_parameters: int, updates: int
 ) -> tuple[MemoryPoint, dict[str, tuple[float, float]]]:
-    """Return the point of a PS that writes snapshots one after the other, and exchanges' seconds.
+    """Measure a PS that writes snapshots without a pause.
 
     Returns:
-        The point, and (median, longest) seconds of an exchange without and with snapshots.
+        The memory point, and the (median, longest) seconds of an exchange for the keys "without"
+        (no snapshots) and "with" (snapshots).
     """
     spec = spec_of(num_parameters)
     seconds = {}
@@ -288,10 +290,10 @@ def measure_snapshots(
             contextlib.ExitStack() as stack,
         ):
             folder = pathlib.Path(path)
-            given = flags_of(case, folder, f"--checkpoint_interval_seconds={interval}")
-            shard = WatchedShard(folder, given)
+            words = flags_of(case, folder, f"--checkpoint_interval_seconds={interval}")
+            shard = WatchedShard(folder, words)
             stack.callback(shard.close)
-            run = _read(given)
+            run = _read(words)
             update = update_of(spec, case.is_sparse)
             workers = [LightWorker(run, number + 1, spec, update) for number in range(case.workers)]
             for worker in workers:
@@ -309,15 +311,15 @@ def measure_snapshots(
                 shard.peak_bytes() - shard.base_bytes,
                 4 * num_parameters,
             )
-            every = [each for worker in workers for each in worker.seconds]
-            seconds[name] = (statistics.median(every), max(every))
+            durations = [duration for worker in workers for duration in worker.seconds]
+            seconds[name] = (statistics.median(durations), max(durations))
             for worker in workers:
                 worker.close()
     return point, seconds
 
 
 def _exchange_all(workers: Sequence[LightWorker], count: int) -> None:
-    """Let all workers exchange side by side."""
+    """Let each worker make `count` exchanges; all workers run in parallel threads."""
 
     def turn(worker: LightWorker) -> None:
         for _ in range(count):
@@ -329,7 +331,7 @@ def _exchange_all(workers: Sequence[LightWorker], count: int) -> None:
 
 
 def flags_of(case: Case, folder: pathlib.Path, *more: str) -> list[str]:
-    """Return the flags of all nodes of a run."""
+    """Return the flags of main.py for all nodes of a case's run."""
     return [
         *("--model_from=worker", f"--method={case.method}", f"--nb_workers={case.workers}"),
         *(f"--ps_hosts={free_addresses(1)[0]}", f"--run_dir={folder / 'run'}"),
@@ -348,11 +350,11 @@ def _read(given: Sequence[str]) -> Run:
 
 
 def main() -> None:
-    """Print a line for each point; write the table."""
+    """Measure all cases; print a line for each point, and write the table."""
     options = argparse.ArgumentParser(prog="python -m bench.systems.memory", description=__doc__)
     options.add_argument("--parameters", type=int, default=10_000_000)
     options.add_argument("--updates", type=int, default=12, help="exchanges of each worker")
-    options.add_argument("--only", nargs="+", choices=[each.name for each in CASES])
+    options.add_argument("--only", nargs="+", choices=[measured.name for measured in CASES])
     arguments = options.parse_args()
     facts = origin.facts()
     size = arguments.parameters
@@ -369,13 +371,13 @@ def main() -> None:
         point, seconds = measure_snapshots(case, size, 3 * arguments.updates)
         points.append(point)
         sys.stdout.write(f"{case.name:16} {point.name:26} {point.ratio:6.2f} {seconds}\n")
-        for each in points:
-            megabytes, ratio = f"{each.num_bytes / 1e6:.0f}", f"{each.ratio:.2f}"
-            lines.append((case.name, each.name, megabytes, ratio, f"{case.bound:g}"))
+        for measured in points:
+            megabytes, ratio = f"{measured.num_bytes / 1e6:.0f}", f"{measured.ratio:.2f}"
+            lines.append((case.name, measured.name, megabytes, ratio, f"{case.bound:g}"))
         (median, longest), (during, longest_during) = seconds["without"], seconds["with"]
         notes.append(
             f"- {case.name}: an exchange takes {1e3 * median:.0f} ms (longest "
-            f"{1e3 * longest:.0f}), while snapshots are written {1e3 * during:.0f} "
+            f"{1e3 * longest:.0f}), during snapshots {1e3 * during:.0f} "
             f"({1e3 * longest_during:.0f})"
         )
     text = f"# Memory of a PS of {size:,} parameters\n\n{origin.describe(facts)}\n\n"

@@ -1,8 +1,8 @@
-"""Steps of a script with one worker, against the same steps alone: epochs in turns in one process.
+"""Compare the steps of a script with one worker with the same steps alone, in alternating epochs.
 
-A small convolutional network on loopback, compiled with Adam and otherwise all defaults; its PS and
-Supervisor have the same machine. Within an epoch: what Keras' data pipeline needs at the ends of
-epochs is left out, for it differs by seconds from one to the next.
+A small convolutional network trains on loopback, compiled with Adam and all defaults; its PS and
+Supervisor run on the same machine. The figures exclude each epoch's first step, because Keras' data
+pipeline takes seconds at the ends of epochs, and this time varies.
 
     python -m bench.systems.one_worker
 """
@@ -27,7 +27,7 @@ _ROOT = pathlib.Path(__file__).parents[2]
 def main() -> None:
     """Print a line for each method and model."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=7, help="of each kind")
+    parser.add_argument("--epochs", type=int, default=7, help="shared epochs, and epochs alone")
     epochs = parser.parse_args().epochs
     for kind in ("282,250", "20,042"):
         for method in _METHODS:
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _run(method: str, kind: str, epochs: int) -> str:
-    """Start the run, and return the line that its worker prints."""
+    """Start the run, and return the line that its worker writes."""
     with tempfile.TemporaryDirectory() as folder:
         program = [sys.executable, "-m", "thinwire", "run", "--nb_workers=1", f"--method={method}"]
         script = [f"--run_dir={folder}/run", __file__, kind, str(epochs), f"{folder}/line"]
@@ -54,14 +54,14 @@ def _run(method: str, kind: str, epochs: int) -> str:
 
 
 def _script(kind: str, epochs: int, line: str) -> None:
-    """Train as a user's script does, and the same model alone after each of its epochs."""
+    """Train as a user's script does; after each epoch train the same model alone for an epoch."""
     import keras
     import numpy as np
 
     import thinwire
 
     class StepTimes(keras.callbacks.Callback):
-        """Milliseconds of each step but an epoch's first."""
+        """Records the milliseconds of each step, except an epoch's first step."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -84,7 +84,7 @@ def _script(kind: str, epochs: int, line: str) -> None:
     single, model = _model(kind), thinwire.distribute(_model(kind))
 
     class AloneBetween(keras.callbacks.Callback):
-        """An epoch alone after each that is shared; the first of both is for getting warm."""
+        """Trains an epoch alone after each shared epoch; the first pair is an uncounted warm-up."""
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             single.fit(x, y, batch_size=_ROWS, verbose=0, callbacks=[alone])
@@ -94,10 +94,10 @@ def _script(kind: str, epochs: int, line: str) -> None:
 
     watching = [shared, AloneBetween()]
     model.fit(x, y, batch_size=_ROWS, epochs=epochs + 1, verbose=0, callbacks=watching)
-    own, ours = (statistics.median(each.milliseconds) for each in (alone, shared))
+    alone_ms, shared_ms = (statistics.median(steps.milliseconds) for steps in (alone, shared))
     pathlib.Path(line).write_text(
-        f"alone {own:.1f} ms, shared {ours:.1f} ms a step (medians of {len(alone.milliseconds)}): "
-        f"{own / ours:.2f} of its steps/s"
+        f"alone {alone_ms:.1f} ms, shared {shared_ms:.1f} ms a step "
+        f"(medians of {len(alone.milliseconds)}): {alone_ms / shared_ms:.2f} of its steps/s"
     )
 
 

@@ -1,7 +1,7 @@
-"""A PS process that waits for a worker's model, against one that builds its own: start and memory.
+"""Compare the start of a PS that waits for a worker's model with a PS that builds its model.
 
-Measured until it listens, for which it has logged a line: seconds of the wall clock and of the
-processor, and resident memory; medians of some starts.
+The program measures wall-clock seconds, processor seconds and resident memory at the moment when
+the PS logs that it listens. The figures are medians of several starts.
 
     python -m bench.systems.ps_start
 """
@@ -20,7 +20,7 @@ import tempfile
 import time
 
 _MAIN = pathlib.Path(__file__).parents[2] / "main.py"
-#: Flags of the two kinds of PS.
+#: Kind of a PS -> flags of main.py.
 _KINDS = {
     "waits for a worker's model": ("--model_from=worker", "--method=bsp"),
     "builds mnist_cnn, sgd": ("--network=mnist_cnn", "--method=bsp"),
@@ -33,12 +33,14 @@ _PATIENCE_SECONDS = 120.0
 def main() -> None:
     """Print a line for each kind."""
     argparse.ArgumentParser(description=__doc__).parse_args()
-    found: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in _KINDS}
+    starts_of: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in _KINDS}
     for _ in range(_STARTS):
-        for kind, flags in _KINDS.items():  # in turns: the machine's mood changes
-            found[kind].append(_start(flags))
-    for kind, starts in found.items():
-        wall, processor, memory = (statistics.median(each) for each in zip(*starts, strict=True))
+        for kind, flags in _KINDS.items():  # alternate: the machine's load changes over time
+            starts_of[kind].append(_start(flags))
+    for kind, starts in starts_of.items():
+        wall, processor, memory = (
+            statistics.median(column) for column in zip(*starts, strict=True)
+        )
         sys.stdout.write(
             f"{kind:28} {wall:6.2f} s until it listens, {processor:5.2f} s of processor, "
             f"{memory:5.0f} MiB resident\n"
@@ -46,7 +48,7 @@ def main() -> None:
 
 
 def _start(flags: tuple[str, ...]) -> tuple[float, float, float]:
-    """Return seconds, processor seconds and MiB of a PS that has just begun to listen."""
+    """Start a PS; return its seconds, processor seconds and MiB until it listens."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         log = pathlib.Path(folder) / "log"
         words = ["--type_node=PS", "--port=0", "--nb_workers=2", f"--run_dir={folder}/run", *flags]

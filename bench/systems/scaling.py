@@ -1,7 +1,8 @@
-"""What an update costs the server, with more workers and with more shards.
+"""Measure the server's cost of an update with more workers and with more shards.
 
-mnist_cnn, batch 64, real processes: the processor time of all shards' processes divided by the
-updates, which shows the server's limit also where the workers' own computing fills the cores.
+Real processes train mnist_cnn with batch size 64. The cost is the processor time of all shards'
+processes, divided by the number of updates. Processor time shows the server's limit even if the
+workers' computing fills all cores.
 
     python -m bench.systems.scaling --seconds 20
 """
@@ -25,18 +26,19 @@ METHODS = {"asgd": (), "dgs": ("--momentum=0",)}
 WORKERS = (1, 2, 4, 8)
 SHARDS = (1, 2, 4)
 _WORKERS_OF_SHARDS = 2
-#: Processor time of an update with most of them, against one: every further one may cost this.
+#: Maximum of the processor time of an update with several workers or shards, divided by the time
+#: with one worker or shard.
 _GOAL = 1.5
 _POLL_SECONDS = 0.25
-#: Costs do not depend on it; at 0.01 eight asynchronous workers with momentum diverge.
+#: The cost is independent of this rate; 0.01 makes eight asynchronous momentum workers diverge.
 _LEARNING_RATE = 0.001
 _TICKS = os.sysconf("SC_CLK_TCK")
-#: After this the shards are warm; `bench.peers.thinwire` leaves out as much.
+#: Seconds of the run that are excluded as warm-up; `bench.peers.thinwire` excludes the same time.
 _WARM_SECONDS = 6.0
 
 
 def rows(seconds: float = 20.0) -> Iterator[Row]:
-    """Measure, and yield the rows of the table."""
+    """Measure each case, and yield its row of the table."""
     for method in METHODS:
         alone: float | None = None
         for number in WORKERS:
@@ -67,10 +69,10 @@ def _row(name: str, cost: float, alone: float, number: int) -> Row:
 
 
 def cost_of_update(method: str, workers: int, shards: int, seconds: float) -> float:
-    """Run a cluster; return processor seconds of all shards for an update.
+    """Run a cluster; return the processor seconds of all shards per update.
 
     Raises:
-        RuntimeError: The run ended badly, or was too short to measure.
+        RuntimeError: The run failed, or was too short to measure.
     """
     task = work.Work(seconds, 0, workers, 64, _LEARNING_RATE, 0.9, 1)
     extra = (*METHODS[method], f"--nb_ps={shards}", "--type_node=Cluster")
@@ -82,24 +84,24 @@ def cost_of_update(method: str, workers: int, shards: int, seconds: float) -> fl
 
 
 def cost_between(seen: Sequence[tuple[float, int, float]], warm: float) -> float:
-    """Return processor seconds of an update from what was seen after the warm-up.
+    """Return the processor seconds per update from samples after the warm-up.
 
     Args:
-        seen: (seconds of the run, updates, processor seconds), in order.
-        warm: Seconds of the run to leave out.
+        seen: Samples (seconds of the run, updates, processor seconds), in order of time.
+        warm: Warm-up at the start of the run, in seconds.
 
     Raises:
-        RuntimeError: No updates in between.
+        RuntimeError: No updates were made between the samples.
     """
     late = [entry for entry in seen if entry[0] >= warm]
     if len(late) < 2 or late[-1][1] <= late[0][1]:
-        raise RuntimeError(f"no updates between {len(late)} looks: give the run more seconds")
+        raise RuntimeError(f"no updates between {len(late)} samples: give the run more seconds")
     return (late[-1][2] - late[0][2]) / (late[-1][1] - late[0][1])
 
 
 @contextlib.contextmanager
 def _watching(folder: pathlib.Path) -> Iterator[list[tuple[float, int, float]]]:
-    """Look at a run's status and its shards' processor time until it ends."""
+    """Sample a run's status and its shards' processor time until the block ends."""
     seen: list[tuple[float, int, float]] = []
     over = threading.Event()
 
@@ -119,7 +121,7 @@ def _watching(folder: pathlib.Path) -> Iterator[list[tuple[float, int, float]]]:
 
 
 def _newest(path: pathlib.Path) -> tuple[float, int] | None:
-    """Return seconds and updates of the newest status while the run trains."""
+    """Return (seconds, updates) of the newest status line of a training run, or None."""
     with contextlib.suppress(OSError, ValueError):
         for line in reversed(path.read_text().splitlines()):
             entry = json.loads(line)
@@ -133,17 +135,20 @@ def _is_shard_of(folder: pathlib.Path) -> Callable[[bytes], bool]:
 
 
 def _processor_seconds(wanted: Callable[[bytes], bool]) -> float:
-    """Return user and system time of all processes whose command line is wanted."""
+    """Return the user and system seconds of all processes that `wanted(command line)` accepts."""
     total = 0
     for process in pathlib.Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the process has just ended
             if wanted((process / "cmdline").read_bytes()):
                 total += ticks((process / "stat").read_text())
     return total / _TICKS
 
 
 def ticks(stat: str) -> int:
-    """Return user and system time of a line of /proc/PID/stat; the name in it may hold anything."""
+    """Return the user and system ticks in a line of /proc/PID/stat.
+
+    The process name in the line may contain spaces and parentheses, so fields count from its end.
+    """
     fields = stat.rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
 

@@ -1,7 +1,8 @@
-"""What an update costs a shard, against raw sockets and the memory that it must touch.
+"""Measure a shard's cost of an update against raw sockets and the memory traffic of an update.
 
-A real shard's server in a process of its own, and light workers (the real client code, which sends
-ready gradients and drops replies). Processor time, so others on the machine hardly matter.
+A real shard's server runs in a separate process. Light workers use the real client code to send
+prepared gradients, and drop the replies. The cost is processor time, so other processes on the
+machine hardly change it.
 
     python -m bench.systems.server
 """
@@ -35,14 +36,14 @@ from thinwire.proto.grpc.session import ClientSession, payload_limit
 from thinwire.worker.client.messages import PushEncoder
 from thinwire.worker.core.messages import PushRequest
 
-_KEPT = 0.01
+_KEPT = 0.01  # share of the entries that a sparse push contains
 _WARM_PUSHES = 20
-_READY = 8  # gradients, in turn
+_READY = 8  # number of prepared gradients, which are sent in rotation
 _TIMEOUT_SECONDS = 60.0
 
 
 class ReadyWorker:
-    """Pushes ready gradients one after the other; keeps only the version of the replies."""
+    """A worker that pushes prepared gradients, and stores only the version of each reply."""
 
     def __init__(self, port: int, worker: int, name: str, workers: int, spec: ModelSpec) -> None:
         method = method_of(name, workers)
@@ -80,7 +81,7 @@ class ReadyWorker:
                 return message.reply
 
     def exchange_often(self, times: int) -> None:
-        """Push, and wait for the reply, so many times."""
+        """Push and wait for the reply, `times` times."""
         for _ in range(times):
             self._step += 1
             self._send()
@@ -102,7 +103,7 @@ class ReadyWorker:
             self._session.send(message, pieces)
 
     def close(self) -> None:
-        """End the stream."""
+        """Close the session."""
         self._session.close(0.0)
 
 
@@ -117,7 +118,7 @@ def _blocks(layout: ShardLayout, dense: bool, seed: int) -> Iterator[Block]:
 
 
 class BenchedShard:
-    """A shard's process, and its light workers."""
+    """A shard in a separate process, and its light workers."""
 
     def __init__(self, name: str, workers: int, shards: int = 1, number: int = 0) -> None:
         place = [f"--shards={shards}", f"--number={number}"]
@@ -139,14 +140,15 @@ class BenchedShard:
     def _look(self) -> tuple[float, int]:
         self._in.write("?\n")
         self._in.flush()
-        found = json.loads(self._out.readline())
-        return found["seconds"], found["updates"]
+        report = json.loads(self._out.readline())
+        return report["seconds"], report["updates"]
 
     def cost(self, pushes: int) -> float:
-        """Return processor seconds of an update, over so many pushes of every worker."""
+        """Return the shard's processor seconds per update, over `pushes` pushes of every worker."""
         before = self._look()
         threads = [
-            threading.Thread(target=each.exchange_often, args=(pushes,)) for each in self._workers
+            threading.Thread(target=worker.exchange_often, args=(pushes,))
+            for worker in self._workers
         ]
         for thread in threads:
             thread.start()
@@ -156,7 +158,7 @@ class BenchedShard:
         return (after[0] - before[0]) / (after[1] - before[1])
 
     def raw_cost(self, num_bytes: int, times: int) -> float:
-        """Return processor seconds of taking and returning so many bytes by a raw socket."""
+        """Return the processor seconds to receive and return `num_bytes` over a raw socket."""
         data = memoryview(bytearray(num_bytes))
         before = self._look()[0]
         for _ in range(times):
@@ -166,17 +168,17 @@ class BenchedShard:
         return (self._look()[0] - before) / times
 
     def close(self) -> None:
-        """End everything."""
+        """Close the workers, and end the shard's process."""
         self._raw.close()
-        for each in self._workers:
-            each.close()
+        for worker in self._workers:
+            worker.close()
         self._in.close()
         self._process.wait(_TIMEOUT_SECONDS)
 
 
 @contextlib.contextmanager
 def shard(name: str, workers: int, shards: int = 1, number: int = 0) -> Iterator[BenchedShard]:
-    """Start one of several shards and its light workers."""
+    """Start shard `number` of `shards` with its light workers, and warm it up."""
     process = BenchedShard(name, workers, shards, number)
     try:
         process.cost(_WARM_PUSHES)
@@ -186,7 +188,10 @@ def shard(name: str, workers: int, shards: int = 1, number: int = 0) -> Iterator
 
 
 def memory_cost(size: int, repeats: int = 20) -> float:
-    """Return seconds of what any server must do with a dense gradient [size] in its memory."""
+    """Return the seconds that any server needs in memory for a dense gradient [size].
+
+    The work is a check for non-finite values, and a step of SGD with momentum.
+    """
     theta, gradients = np.ones(size, np.float32), [np.ones(size, np.float32) for _ in range(4)]
     optimizer, spent = MomentumSGD(0.9, theta), []
     for turn in range(repeats):
@@ -200,20 +205,20 @@ def memory_cost(size: int, repeats: int = 20) -> float:
 
 @contextlib.contextmanager
 def all_shards(name: str, workers: int, shards: int) -> Iterator[list[BenchedShard]]:
-    """Start every one of so many shards, each with light workers of its own."""
+    """Start all `shards` shards; each shard has its own light workers."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(shard(name, workers, shards, n)) for n in range(shards)]
 
 
 def rows(rounds: int = 6) -> Iterator[Row]:
-    """Measure, and yield the rows of the table."""
+    """Measure the shards, and yield the rows of the table."""
     size = spec_of().num_parameters
-    with shard("asgd", 1) as one, all_shards("asgd", 1, 4) as four:
+    with shard("asgd", 1) as single, all_shards("asgd", 1, 4) as four:
         ours, raw, divided = [], [], []
         for _ in range(rounds):
-            ours.append(one.cost(40))
-            raw.append(one.raw_cost(4 * size, 40))
-            divided.append(sum(each.cost(60) for each in four))
+            ours.append(single.cost(40))
+            raw.append(single.raw_cost(4 * size, 40))
+            divided.append(sum(part.cost(60) for part in four))
     limit = statistics.median(raw) + memory_cost(size)
     cost = statistics.median(ours)
     note = f"raw TCP both ways {1e3 * statistics.median(raw):.2f} ms"
@@ -224,9 +229,9 @@ def rows(rounds: int = 6) -> Iterator[Row]:
         runs = [stack.enter_context(all_shards("dgs", *case)) for case in cases]
         costs: list[list[float]] = [[] for _ in cases]
         for _ in range(rounds):
-            for each, found, (workers, _) in zip(runs, costs, cases, strict=True):
-                found.append(sum(one.cost(240 // workers) for one in each))
-    medians = [statistics.median(found) for found in costs]
+            for parts, case_costs, (workers, _) in zip(runs, costs, cases, strict=True):
+                case_costs.append(sum(part.cost(240 // workers) for part in parts))
+    medians = [statistics.median(case_costs) for case_costs in costs]
     for (workers, shards), cost in zip(cases, medians, strict=True):
         if shards == 1:
             yield _row(f"server's update, dgs, workers: {workers}", cost, medians[0], "")
@@ -241,18 +246,20 @@ def _row(name: str, cost: float, limit: float, note: str, goal: float = 1.5) -> 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     options.add_argument("--rounds", type=int, default=6)
-    options.add_argument("--method", choices=MOMENTUM, help="this alone, for a profiler")
+    options.add_argument("--method", choices=MOMENTUM, help="run only this method, for a profiler")
     options.add_argument("--workers", type=int, default=1)
-    options.add_argument("--shards", type=int, default=1, help="of which the first is measured")
+    options.add_argument(
+        "--shards", type=int, default=1, help="number of shards; the first is measured"
+    )
     options.add_argument("--pushes", type=int, default=400)
     arguments = options.parse_args()
     if arguments.method is None:
         sys.stdout.write(render(rows(arguments.rounds)))
         return
-    with shard(arguments.method, arguments.workers, arguments.shards) as one:
-        sys.stdout.write(f"pid {one.pid}\n")
+    with shard(arguments.method, arguments.workers, arguments.shards) as measured:
+        sys.stdout.write(f"pid {measured.pid}\n")
         sys.stdout.flush()
-        sys.stdout.write(f"{1e3 * one.cost(arguments.pushes):.3f} ms\n")
+        sys.stdout.write(f"{1e3 * measured.cost(arguments.pushes):.3f} ms\n")
 
 
 if __name__ == "__main__":

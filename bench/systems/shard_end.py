@@ -1,10 +1,8 @@
-"""One shard at its limit, in a process of its own.
+"""Run one shard for `bench.systems.server`: ``python -m bench.systems.shard_end METHOD WORKERS``.
 
-It is started by ``python -m bench.systems.shard_end METHOD WORKERS``.
-
-It serves a model of the size of mnist_cnn, or what one of several shards has of it; and, as the
-limit, raw sockets that take and return bytes. For each line on its standard input it prints the
-processor seconds of this process and the updates so far.
+The process serves a model of the size of mnist_cnn, or one shard's part of this model. As a limit
+for comparison it also serves raw sockets that receive and return bytes. For each line on standard
+input it prints its processor seconds and the number of updates so far.
 """
 
 from __future__ import annotations
@@ -32,14 +30,14 @@ from thinwire.ps.service.handshake import identity
 from thinwire.ps.service.server import ShardServer
 from thinwire.runtime.malloc import keep_freed_memory
 
-#: Of the methods that are measured.
+#: Name of a measured method -> momentum.
 MOMENTUM = {"asgd": 0.9, "dgs": 0.0}
 RUN_ID = "bench"
 _LEARNING_RATE = 0.001
 
 
 def spec_of(shards: int = 1, number: int = 0) -> ModelSpec:
-    """Return variables like those of mnist_cnn, or what shard `number` of several has of them."""
+    """Return variables with mnist_cnn's shapes, or shard `number`'s pieces if `shards` > 1."""
     shapes: tuple[tuple[int, ...], ...] = (
         *((3, 3, 1, 32), (32,), (3, 3, 32, 64), (64,)),
         *((9216, 128), (128,), (128, 10), (10,)),
@@ -48,17 +46,17 @@ def spec_of(shards: int = 1, number: int = 0) -> ModelSpec:
     if shards == 1:
         return whole
     pieces = method_of("asgd", 1).place(whole, shards)[number].slices
-    return ModelSpec(tuple(TensorSpec(f"w{i}", (each.size,)) for i, each in enumerate(pieces)))
+    return ModelSpec(tuple(TensorSpec(f"w{i}", (piece.size,)) for i, piece in enumerate(pieces)))
 
 
 def method_of(name: str, workers: int) -> Method:
-    """Return a method, with momentum where it has any."""
-    given = Choices(name, workers, compression_rate=0.01, momentum=MOMENTUM[name], overrides={})
-    return compose(given)
+    """Return a composed method with the momentum in `MOMENTUM`."""
+    choices = Choices(name, workers, compression_rate=0.01, momentum=MOMENTUM[name], overrides={})
+    return compose(choices)
 
 
 def serve_shard(name: str, workers: int, spec: ModelSpec) -> ShardServer:
-    """Return a shard that listens; `run_until` makes it work."""
+    """Return a shard server that listens; the caller runs it with `run_until`."""
     method, bodies = method_of(name, workers), load_kernels("numpy")
     (layout,) = method.place(spec, 1)
     config = CoreConfig(
@@ -73,7 +71,7 @@ def serve_shard(name: str, workers: int, spec: ModelSpec) -> ShardServer:
 
 
 def _answer_raw(listener: socket.socket) -> None:
-    """Take as many bytes as the 8 before them name, and send as many back; keep the time."""
+    """Serve connections: read an 8-byte size and this number of bytes, and send the bytes back."""
     data = memoryview(bytearray(64 << 20))
     while True:
         connection, _ = listener.accept()
@@ -90,7 +88,7 @@ def main() -> None:
     options.add_argument("method", choices=MOMENTUM)
     options.add_argument("workers", type=int)
     options.add_argument("--shards", type=int, default=1)
-    options.add_argument("--number", type=int, default=0, help="of this one")
+    options.add_argument("--number", type=int, default=0, help="number of this shard, from 0")
     arguments = options.parse_args()
     keep_freed_memory()
     listener = socket.create_server(("127.0.0.1", 0))
@@ -101,8 +99,8 @@ def main() -> None:
 
     def report() -> None:
         for _ in sys.stdin:
-            found = {"seconds": time.process_time(), "updates": server.core.version}
-            sys.stdout.write(json.dumps(found) + "\n")
+            figures = {"seconds": time.process_time(), "updates": server.core.version}
+            sys.stdout.write(json.dumps(figures) + "\n")
             sys.stdout.flush()
         over.set()
 

@@ -1,14 +1,14 @@
-"""How much faster many devices are than one, by method and link: the picture of the README.
+"""Measure the speed-up of many devices over one, by method and link, and draw the picture.
 
     python -m bench.systems.speedup              # measure, simulate, check by real runs, draw
     python -m bench.systems.speedup --from FILE  # draw the results of an earlier call
 
-What an exchange costs is measured in processor time: a gradient of the network alone on one core,
-and with light clients (`bench.systems.many`) what a push and its reply cost the PS and a worker.
-The Simulator's cores then play 1 to 64 devices with these costs; coded messages are counted byte by
-byte. Each device has a link of its own, of one rate both ways, and the one PS has 10 Gbit/s. The
-speed-up is samples a second against one device that exchanges nothing. Two devices on emulated
-links are run for real beside it.
+The program first measures costs in processor time: a gradient of the network on one core, and with
+light clients (`bench.systems.many`) the cost of a push and its reply for the PS and a worker. The
+Simulator then plays 1 to 64 devices with these costs and counts the bytes of all coded messages.
+Each device has its own link with one rate both ways; the one PS has 10 Gbit/s. The speed-up is the
+rate of samples divided by the rate of one device that does not exchange. For comparison, two real
+devices run on emulated links.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 PICTURE = origin.ROOT / "docs" / "images" / "speedup.svg"
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
-#: Compositions of `bench.systems.many`, and what the picture calls them.
+#: Composition of `bench.systems.many` -> label in the picture.
 METHODS: Mapping[str, str] = {
     "asgd": "asgd",
     "bsp": "bsp",
@@ -48,21 +48,22 @@ METHODS: Mapping[str, str] = {
     "esync": "esync",
     "diloco": "diloco, 50 local steps",
 }
-#: Those in which nobody waits for another.
+#: Asynchronous compositions, in which no worker waits for another worker.
 _FREE = ("asgd", "adacomp", "dgs", "dgs-both")
 LOCAL_STEPS = 50
 SERVER_MBPS = 10_000.0
 BATCH_SIZE = 64
-#: Streams with which the PS' cost of an exchange is measured.
+#: Number of streams in the measurement of the PS's cost of an exchange.
 _COST_STREAMS = 8
-#: Pushes of each simulated worker, the second half of which counts; in lockstep all are alike.
+#: Pushes of each simulated worker; only the second half is counted. Synchronous methods need fewer
+#: pushes, because their rounds are alike.
 _PUSHES, _PUSHES_IN_LOCKSTEP = 8, 4
-_STEPS = 30  # that the gradient is timed with
+_STEPS = 30  # timed gradient computations
 _TICKS = ("1/256", "1/64", "1/16", "1/4", "1", "4", "16", "64")
 _REAL_WORKERS = 2
 _REAL_TAIL_SECONDS = 300.0
-#: (method, Mbit/s) that are run for real, where a run has exchanges enough and devices find a core
-#: each most of the time.
+#: (method, Mbit/s) of the real runs: a run makes enough exchanges, and a core is free for each
+#: device most of the time.
 REAL = (
     *((method, 100.0) for method in METHODS if method != "diloco"),
     ("dgs-both", 10.0),
@@ -71,7 +72,7 @@ REAL = (
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """One part of the picture: every device's link."""
+    """One panel of the picture, for one rate of every device's link."""
 
     title: str
     mbps: float
@@ -87,12 +88,14 @@ PANELS = (
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeCosts:
-    """Processor seconds of an exchange of one method, as measured.
+    """Measured processor seconds of one method's exchange.
 
     Attributes:
-        server_seconds: Of the PS.
-        client_seconds: Of the worker, from the gradient to the weights, without local steps.
-        stepping_seconds: Of the worker's local optimizer for a local step; 0: it has none.
+        server_seconds: Processor seconds of the PS.
+        client_seconds: Processor seconds of the worker from the gradient to the new weights,
+            without local steps.
+        stepping_seconds: Processor seconds of the worker's local optimizer per local step; 0 if the
+            method has no local steps.
     """
 
     server_seconds: float
@@ -102,7 +105,7 @@ class ExchangeCosts:
 
 @dataclasses.dataclass(frozen=True)
 class SpeedupPoint:
-    """One point: so many devices of a panel."""
+    """One point of a panel: the speed-up of one method with one number of devices."""
 
     panel: str
     method: str
@@ -113,7 +116,7 @@ class SpeedupPoint:
 
 @dataclasses.dataclass(frozen=True)
 class RealPoint:
-    """A real run of two devices, beside the same simulated."""
+    """The speed-up of two devices in a real run, and in the simulation."""
 
     method: str
     mbps: float
@@ -123,15 +126,15 @@ class RealPoint:
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """All that a call has found.
+    """All results of one call of the program.
 
     Attributes:
         facts: Machine, versions and commit.
-        command: That was given.
-        step_seconds: Of a mini-batch on one core.
-        costs: By method.
-        points: Of all panels.
-        real: What real runs came to.
+        command: Command line of the call.
+        step_seconds: Processor seconds of a mini-batch on one core.
+        costs: Method -> measured costs.
+        points: Simulated points of all panels.
+        real: Results of the real runs.
     """
 
     facts: dict[str, Any]
@@ -142,20 +145,20 @@ class Findings:
     real: list[RealPoint]
 
     def to_json(self) -> str:
-        """Return a document that `of` reads."""
+        """Return the results as a JSON document."""
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
 
     @classmethod
     def of(cls, text: str) -> Findings:
-        """Return what `to_json` wrote."""
-        found = json.loads(text)
+        """Return the results in a JSON document that `to_json` wrote."""
+        document = json.loads(text)
         return cls(
-            found["facts"],
-            found["command"],
-            found["step_seconds"],
-            {method: ExchangeCosts(**costs) for method, costs in found["costs"].items()},
-            [SpeedupPoint(**point) for point in found["points"]],
-            [RealPoint(**point) for point in found["real"]],
+            document["facts"],
+            document["command"],
+            document["step_seconds"],
+            {method: ExchangeCosts(**costs) for method, costs in document["costs"].items()},
+            [SpeedupPoint(**point) for point in document["points"]],
+            [RealPoint(**point) for point in document["real"]],
         )
 
 
@@ -163,14 +166,14 @@ class Findings:
 
 
 class SimulatedDevices:
-    """Plays devices with measured costs; one model and its gradients serve all of them.
+    """Simulates devices with measured costs; all devices share one model and its gradients.
 
     Attributes:
-        step_seconds: Of a mini-batch on one core.
+        step_seconds: Processor seconds of a mini-batch on one core.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
-        """Load the data, and train a few steps."""
+        """Load the data, train some steps, and measure the time of a step."""
         from thinwire.advisor import predict
         from thinwire.advisor.predict import GradientPool
         from thinwire.data.loading import load_dataset, take_shards
@@ -199,7 +202,7 @@ class SimulatedDevices:
         self.step_seconds = (time.process_time() - began) / _STEPS
 
     def stepping_seconds(self, method: str) -> float:
-        """Return the local optimizer's processor time of a step; 0: the method has none."""
+        """Return the local optimizer's processor seconds per local step; 0 without local steps."""
         if method not in many.COUNTED_STEPS:
             return 0.0
         from thinwire.advisor.rounds import PLAYED_STEPS
@@ -212,7 +215,7 @@ class SimulatedDevices:
         return max(0.0, (more - few) / PLAYED_STEPS)
 
     def rate(self, method: str, workers: int, panel: Panel, costs: ExchangeCosts) -> float:
-        """Return the samples a second of all devices together."""
+        """Return the samples per second of all devices together, in the simulation."""
         from thinwire.advisor.rounds import RoundCosts
         from thinwire.runtime.telemetry.predictions import WorkerLink
 
@@ -236,12 +239,12 @@ class SimulatedDevices:
         return self._predict.Predictor(self._pool, self._dataset, self._bodies, pushes, server)
 
     def _composed(self, method: str, workers: int, *extra: str) -> Any:
-        given = (f"--nb_workers={workers}", *many.COMPOSITIONS[method], *extra)
-        return self._predict.compose(given, self._folder)
+        words = (f"--nb_workers={workers}", *many.COMPOSITIONS[method], *extra)
+        return self._predict.compose(words, self._folder)
 
 
 def measured_costs(method: str, seconds: float, stepping_seconds: float = 0.0) -> ExchangeCosts:
-    """Return what an exchange costs the PS and a worker, of light clients at full speed."""
+    """Return the costs of an exchange, measured with light clients that do not sleep."""
     (load,) = many.measure(method, 1, [_COST_STREAMS], seconds, step_seconds=0.0)
     client = 1e-3 * load.client_ms - many.COUNTED_STEPS.get(method, 0) * stepping_seconds
     return ExchangeCosts(1e-3 * load.server_ms, max(0.0, client), stepping_seconds)
@@ -251,8 +254,8 @@ def measured_costs(method: str, seconds: float, stepping_seconds: float = 0.0) -
 
 
 def real_rate(method: str, mbps: float, seconds: float) -> float:
-    """Return the samples a second of two real workers on emulated links."""
-    own = (
+    """Return the samples per second of two real workers on emulated links."""
+    method_flags = (
         *many.COMPOSITIONS[method],
         *((f"--local_steps={LOCAL_STEPS}",) if method == "diloco" else ()),
     )
@@ -261,25 +264,25 @@ def real_rate(method: str, mbps: float, seconds: float) -> float:
         command = [
             *(sys.executable, str(origin.ROOT / "main.py"), "--type_node=Cluster", "--port=0"),
             *(*many.WORK_FLAGS, f"--dataset={many.dataset()}", f"--nb_workers={_REAL_WORKERS}"),
-            *(f"--link_mbps={mbps:g}", *own),
+            *(f"--link_mbps={mbps:g}", *method_flags),
             f"--max_seconds={thinwire.WARMUP_SECONDS + seconds}",
         ]
         thinwire.run(command, seconds + _REAL_TAIL_SECONDS, folder)
-        found = thinwire.steady(folder)
-    return found["samples"] / found["seconds"]
+        steady = thinwire.steady(folder)
+    return steady["samples"] / steady["seconds"]
 
 
 # -- tables and picture ------------------------------------------------------------------------
 
 
 def document(found: Findings) -> str:
-    """Return the tables as Markdown."""
+    """Return the tables of costs, speed-ups and real runs as Markdown."""
     text = f"# Speed-up against the number of workers\n\n{origin.describe(found.facts)}\n"
     text += f"- `{found.command}`\n- one device alone: {1e3 * found.step_seconds:.1f} ms of a core"
     text += f" for a mini-batch of {BATCH_SIZE}\n\nProcessor time of an exchange, measured:\n\n"
     lines: list[tuple[str, ...]] = [("method", "PS ms", "worker ms", "local optimizer ms a step")]
     lines += [
-        (METHODS[method], *(f"{1e3 * each:.2f}" for each in dataclasses.astuple(costs)))
+        (METHODS[method], *(f"{1e3 * point:.2f}" for point in dataclasses.astuple(costs)))
         for method, costs in found.costs.items()
     ]
     text += origin.markdown(lines)
@@ -290,32 +293,32 @@ def document(found: Findings) -> str:
         numbers = sorted({point.workers for point in points})
         rows = [("workers", *map(str, numbers))]
         for method in found.costs:
-            own = {point.workers: point.speedup for point in points if point.method == method}
-            rows.append((METHODS[method], *(f"{own[number]:.3g}" for number in numbers)))
+            speedups = {point.workers: point.speedup for point in points if point.method == method}
+            rows.append((METHODS[method], *(f"{speedups[number]:.3g}" for number in numbers)))
         text += f"\n## {panel.title}\n\n{origin.markdown(rows)}"
     if found.real:
         rows = [("method, two devices", "Mbit/s", "simulated", "real", "off by")]
         rows += [
             (
-                METHODS[each.method],
-                f"{each.mbps:g}",
-                f"{each.simulated:.3g}",
-                f"{each.speedup:.3g}",
-                f"{100 * (each.simulated / each.speedup - 1):+.0f} %",
+                METHODS[point.method],
+                f"{point.mbps:g}",
+                f"{point.simulated:.3g}",
+                f"{point.speedup:.3g}",
+                f"{100 * (point.simulated / point.speedup - 1):+.0f} %",
             )
-            for each in found.real
+            for point in found.real
         ]
-        text += f"\n## Real runs beside it\n\n{origin.markdown(rows)}"
+        text += f"\n## Real runs\n\n{origin.markdown(rows)}"
     return text
 
 
 def draw(found: Findings, target: pathlib.Path) -> None:
-    """Draw a panel for each link, a line for each method, a ring for each real run."""
+    """Draw a panel for each link, with a line for each method and a ring for each real run."""
     import matplotlib
     from matplotlib.figure import Figure
 
     theme = THEMES["light"]
-    matplotlib.rcParams["svg.hashsalt"] = "thinwire"  # the same picture from the same numbers
+    matplotlib.rcParams["svg.hashsalt"] = "thinwire"  # makes equal data give an equal file
     figure = Figure(figsize=(10.5, 3.6), facecolor=theme.background, layout="constrained")
     panels = figure.subplots(1, len(PANELS), sharey=True)
     for axes, panel in zip(panels, PANELS, strict=True):
@@ -339,12 +342,14 @@ def _draw_panel(axes: Any, panel: Panel, found: Findings) -> None:
             color=theme.series[place],
             label=label,
             linewidth=2.4 if method.startswith("dgs") else 1.5,
-            linestyle="--" if method == "esync" else "-",  # it may lie upon bsp
+            linestyle="--"
+            if method == "esync"
+            else "-",  # dashed, because it may coincide with bsp
         )
-        real = [each for each in found.real if each.method == method and each.mbps == panel.mbps]
+        real = [run for run in found.real if run.method == method and run.mbps == panel.mbps]
         axes.plot(
             [_REAL_WORKERS] * len(real),
-            [each.speedup for each in real],
+            [run.speedup for run in real],
             "o",
             color=theme.series[place],
             markerfacecolor="none",
@@ -371,9 +376,9 @@ def _simulated(
     devices: SimulatedDevices, costs: Mapping[str, ExchangeCosts], workers: Sequence[int]
 ) -> Iterator[SpeedupPoint]:
     for panel in PANELS:
-        for method, own in costs.items():
+        for method, cost in costs.items():
             for number in workers:
-                rate = devices.rate(method, number, panel, own)
+                rate = devices.rate(method, number, panel, cost)
                 speedup = rate * devices.step_seconds / BATCH_SIZE
                 point = SpeedupPoint(panel.title, method, number, rate, speedup)
                 sys.stdout.write(f"{panel.title}, {method}, {number}: {speedup:.2f}\n")
@@ -400,7 +405,7 @@ def _real(
 
 
 def measure(options: argparse.Namespace) -> Findings:
-    """Measure costs, simulate, and run for real."""
+    """Measure the costs, simulate the devices, and execute the real runs."""
     facts = origin.facts()
     command = " ".join(["python -m bench.systems.speedup", *sys.argv[1:]])
     with tempfile.TemporaryDirectory() as name:
@@ -423,18 +428,22 @@ def main() -> None:
     )
     options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     options.add_argument("--workers", type=int, nargs="+", default=WORKERS)
-    options.add_argument("--seconds", type=float, default=8.0, help="that a cost is measured for")
     options.add_argument(
-        "--real_seconds", type=float, default=10.0, help="of each real run; 0: none"
+        "--seconds", type=float, default=8.0, help="length of a cost's measurement"
     )
-    options.add_argument("--from", dest="source", type=pathlib.Path, help="an earlier .json")
+    options.add_argument(
+        "--real_seconds", type=float, default=10.0, help="length of each real run; 0: no real runs"
+    )
+    options.add_argument(
+        "--from", dest="source", type=pathlib.Path, help="read the results from this .json"
+    )
     options.add_argument("--picture", type=pathlib.Path, default=PICTURE, help=".svg or .png")
-    given = options.parse_args()
-    found = Findings.of(given.source.read_text()) if given.source else measure(given)
-    text = document(found)
-    paths = origin.write("speedup", found.facts, {"md": text, "json": found.to_json()})
-    draw(found, given.picture)
-    sys.stdout.write(f"{text}\nwritten: {', '.join(map(str, (*paths, given.picture)))}\n")
+    arguments = options.parse_args()
+    findings = Findings.of(arguments.source.read_text()) if arguments.source else measure(arguments)
+    text = document(findings)
+    paths = origin.write("speedup", findings.facts, {"md": text, "json": findings.to_json()})
+    draw(findings, arguments.picture)
+    sys.stdout.write(f"{text}\nwritten: {', '.join(map(str, (*paths, arguments.picture)))}\n")
 
 
 if __name__ == "__main__":

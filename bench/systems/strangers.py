@@ -1,13 +1,14 @@
-"""A run under strangers' connections, streams and datagrams together, against busy loops instead.
+"""Measure a run under a flood of unauthenticated connections, streams and datagrams.
 
     python -m bench.systems.strangers --seconds 15
 
-A PS with a token and datagram ports (``--method=dgt``) and two workers train on loopback, while one
-process opens bare TCP connections, one opens HTTP/2 streams of its Session without a token or a
-Hello (both from seven addresses, each held for 10 s or 1,200 others), and one sends
-datagrams, all as fast as they can. A round is so many seconds of that, and as many with a busy loop
-in the place of each process: they take the same processor time. Members join meanwhile: a client
-with the token opens a stream, sends its Hello and reads the status, again and again.
+A PS with a token and datagram ports (``--method=dgt``) and two workers train on loopback. Three
+other processes, the strangers, attack the PS as fast as they can. One opens bare TCP connections.
+One opens HTTP/2 streams of the Session service without a token or a Hello. One sends datagrams. The
+connections and the streams come from seven addresses; each process holds at most 1,200 of them, for
+at most 10 s. In the other half of a round a busy loop replaces each stranger and takes the same
+processor time. During a round a client with the token repeatedly opens a stream, sends its Hello
+and reads the status, which measures the time of a join.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _NO_SNAPSHOT = "cannot write the checkpoint"
 
 
 def opening(path: str = "/thinwire.v1.ParameterServer/Session") -> bytes:
-    """Return HTTP/2's first bytes of a client that opens one gRPC call and is silent then."""
+    """Return the HTTP/2 bytes of a client that opens one gRPC call and then sends nothing."""
     fields = (
         (":method", "POST"),
         (":scheme", "http"),
@@ -61,7 +62,7 @@ def opening(path: str = "/thinwire.v1.ParameterServer/Session") -> bytes:
         ("te", "trailers"),
         ("content-type", "application/grpc"),
     )
-    # Literals that are not indexed; all are shorter than 127 bytes.
+    # HPACK literals without indexing; a length below 127 takes one byte.
     block = b"".join(
         b"\0%c%b%c%b" % (len(name), name.encode(), len(value), value.encode())
         for name, value in fields
@@ -72,7 +73,7 @@ def opening(path: str = "/thinwire.v1.ParameterServer/Session") -> bytes:
 
 
 def hold(port: int, first: bytes, seconds: float) -> int:
-    """Open connections as fast as they are accepted; return how many that were."""
+    """Open connections as fast as the server accepts them; return their number."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4 * _MOST_HELD), hard))
     held: collections.deque[tuple[float, socket.socket]] = collections.deque()
@@ -115,8 +116,8 @@ def _attacking(
     module = [sys.executable, "-m", "bench.systems.strangers"]
     started = []
     for kind in kinds:
-        there = ",".join(map(str, ports.get(kind, [0])))
-        command = [*module, "--kind", kind, "--ports", there, "--seconds", str(seconds)]
+        numbers = ",".join(map(str, ports.get(kind, [0])))
+        command = [*module, "--kind", kind, "--ports", numbers, "--seconds", str(seconds)]
         started.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
     try:
         yield
@@ -130,7 +131,7 @@ def _attacking(
 
 
 class _StrangersRun:
-    """A PS and its workers, until the end of the block."""
+    """A run of a PS and two workers; `end` ends its processes."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder, token = folder, secrets.token_hex(16)
@@ -150,13 +151,13 @@ class _StrangersRun:
             f"--run_dir={folder}/run",
         )
         self._nodes = []
-        for name, *own in (
+        for name, *node_flags in (
             ("ps", "--type_node=PS"),
             ("worker-1", "--type_node=Worker", "--id_worker=1"),
             ("worker-2", "--type_node=Worker", "--id_worker=2"),
         ):
             with open(folder / f"{name}.out", "wb") as log:
-                command = [sys.executable, str(ROOT / "main.py"), *own, *common]
+                command = [sys.executable, str(ROOT / "main.py"), *node_flags, *common]
                 self._nodes.append(
                     subprocess.Popen(command, env=environment, stdout=log, stderr=log)
                 )
@@ -165,10 +166,10 @@ class _StrangersRun:
         )
 
     def wait(self, version: int) -> None:
-        """Wait until so many updates are made.
+        """Wait until the run has made `version` updates.
 
         Raises:
-            RuntimeError: That lasts too long.
+            RuntimeError: The updates took longer than `_START_SECONDS`.
         """
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
@@ -179,12 +180,12 @@ class _StrangersRun:
         raise RuntimeError(f"no training within {_START_SECONDS} s: {self.output()[-2000:]}")
 
     def output(self) -> str:
-        """Return what the PS has logged."""
+        """Return the log of the PS."""
         return (self.folder / "ps.out").read_text(errors="replace")
 
     @property
     def datagram_ports(self) -> list[int]:
-        """The PS's UDP ports, of what the system knows about the process."""
+        """The PS's UDP ports, read from /proc."""
         inodes = set()
         for entry in pathlib.Path(f"/proc/{self._nodes[0].pid}/fd").iterdir():
             with contextlib.suppress(OSError):
@@ -193,13 +194,13 @@ class _StrangersRun:
         return [int(row[1].rpartition(":")[2], 16) for row in rows[1:] if row[9] in inodes]
 
     def newest_snapshot(self) -> float:
-        """Return when the newest file of a snapshot was written."""
+        """Return the time at which the newest snapshot file was written; 0 without a snapshot."""
         files = [*(self.folder / "run").rglob("*")]
         times = [path.stat().st_mtime for path in files if "checkpoints" in str(path)]
         return max(times, default=0.0)
 
     def end(self) -> None:
-        """End all processes."""
+        """Terminate all processes; kill a process that does not end."""
         for node in self._nodes:
             node.terminate()
         for node in self._nodes:
@@ -210,7 +211,7 @@ class _StrangersRun:
 
 
 def _join(run: _StrangersRun, over: threading.Event, found: list[float]) -> None:
-    """Join again and again; note how long each takes, infinity if it did not come to that."""
+    """Join repeatedly; record the seconds of each join, infinity if a join fails."""
     while not over.is_set():
         began = time.monotonic()
         while True:
@@ -226,14 +227,14 @@ def _join(run: _StrangersRun, over: threading.Event, found: list[float]) -> None
 
 
 def _phase(run: _StrangersRun, kinds: tuple[str, ...], seconds: float) -> tuple[float, list[float]]:
-    """Return updates a second, and the seconds of all joins."""
+    """Run the strangers or busy loops; return the updates per second, and all joins' seconds."""
     streams = [run.port]
     ports = {"datagrams": run.datagram_ports, "connections": streams, "streams": streams}
     joins: list[float] = []
     over = threading.Event()
     joiner = threading.Thread(target=_join, args=(run, over, joins), daemon=True)
     with _attacking(kinds, ports, seconds + 4.0):
-        time.sleep(2.0)  # until all have started
+        time.sleep(2.0)  # all strangers have started after this time
         joiner.start()
         first, began = read_status(run.contact).version, time.monotonic()
         time.sleep(seconds)
@@ -244,7 +245,7 @@ def _phase(run: _StrangersRun, kinds: tuple[str, ...], seconds: float) -> tuple[
 
 
 def rows(seconds: float = 15.0, rounds: int = 3) -> list[Row]:
-    """Measure, and return the rows of the table."""
+    """Measure the rounds; return the rows of the table."""
     busy, flooded, joins, late = [], [], [], []
     with tempfile.TemporaryDirectory() as name:
         run = _StrangersRun(pathlib.Path(name))
@@ -252,9 +253,9 @@ def rows(seconds: float = 15.0, rounds: int = 3) -> list[Row]:
             run.wait(20)
             for _ in range(rounds):
                 busy.append(_phase(run, ("busy",) * len(KINDS), seconds)[0])
-                rate, found = _phase(run, KINDS, seconds)
+                rate, phase_joins = _phase(run, KINDS, seconds)
                 flooded.append(rate)
-                joins += found
+                joins += phase_joins
                 late.append(time.time() - run.newest_snapshot())
             status = read_status(run.contact)
         finally:
@@ -273,7 +274,9 @@ def rows(seconds: float = 15.0, rounds: int = 3) -> list[Row]:
             rate / limit,
             _GOAL_RATE,
             "higher",
-            spread=spread(one / other for one, other in zip(flooded, busy, strict=True)),
+            spread=spread(
+                attacked / undisturbed for attacked, undisturbed in zip(flooded, busy, strict=True)
+            ),
         ),
         Row(
             f"longest of {len(joins)} joins under strangers",
@@ -295,18 +298,20 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    options.add_argument("--seconds", type=float, default=15.0, help="of each half of a round")
+    options.add_argument(
+        "--seconds", type=float, default=15.0, help="length of each half of a round"
+    )
     options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--kind", choices=(*KINDS, "busy"), help="be one of the strangers")
+    options.add_argument("--kind", choices=(*KINDS, "busy"), help="run as a stranger of this kind")
     options.add_argument("--ports", type=lambda text: [int(port) for port in text.split(",")])
-    given = options.parse_args()
-    if given.kind:
+    arguments = options.parse_args()
+    if arguments.kind:
         began = time.monotonic()
-        number = _attack(given.kind, given.ports, given.seconds)
+        number = _attack(arguments.kind, arguments.ports, arguments.seconds)
         report = {"number": number, "per_second": round(number / (time.monotonic() - began))}
         sys.stdout.write(json.dumps(report) + "\n")
     else:
-        sys.stdout.write(render(rows(given.seconds, given.rounds)))
+        sys.stdout.write(render(rows(arguments.seconds, arguments.rounds)))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What the network allows, and how near streams and datagrams come to it."""
+"""Benchmarks of Thinwire's streams and datagrams against the limits of the network."""

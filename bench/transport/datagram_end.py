@@ -1,9 +1,11 @@
-"""The receiving process of the datagram bench: ``python -m bench.transport.datagram_end HOW``.
+"""Run the receiver of the datagram benchmark: ``python -m bench.transport.datagram_end HOW``.
 
-Writes one line of JSON with its ports, then one with what arrived; ``stack`` before that one for
-each step that is whole. ``stack_plain`` is the same without joined datagrams, ``raw`` and
-``joined`` only receive. Standard input: for ``stack`` a line for each step with what its datagrams
-are, else nothing; its end ends the process.
+HOW selects the receiver. ``stack`` authenticates and reassembles the datagrams as a shard does, and
+``stack_plain`` does so without joined datagrams (GRO). ``raw`` and ``joined`` only receive
+datagrams, without and with GRO. The process prints a line of JSON with its ports, and at the end a
+line with its figures. ``stack`` also prints a line for each complete step; it reads a line for each
+step from standard input, which announces the step's datagrams. The end of standard input ends the
+process.
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ _SILENCE_SECONDS = 1.0
 
 
 def gradient(step: int) -> np.ndarray:
-    """Return what is sent in a step, [NUM_ENTRIES] float32."""
+    """Return the gradient of a step, [NUM_ENTRIES] float32."""
     return np.arange(step, step + NUM_ENTRIES, dtype=np.float32)
 
 
 def last_block(step: int) -> RangedBlock:
-    """Return what is reliable of a step: the end of the tensor."""
+    """Return the block of a step that is sent reliably: the end of the tensor."""
     present = np.zeros(NUM_BLOCKS, bool)
     present[-1] = True
     entries = BLOCK_BYTES // 4
@@ -51,12 +53,12 @@ def last_block(step: int) -> RangedBlock:
     return RangedBlock(0, NUM_ENTRIES, None, CodedValues("float32", values), entries, present)
 
 
-#: The assembler waits for everything.
+#: The wait of 10 s makes the reassembler wait for all datagrams.
 RULES = DgtChoices(dgt_channels=CHANNELS, dgt_block_size=BLOCK_BYTES, dgt_wait_ms=10_000.0)
 
 
 class Stack:
-    """A shard without a core: receives, authenticates, puts together."""
+    """A shard without a core: receives, authenticates and reassembles datagrams."""
 
     def __init__(self, joining: bool) -> None:
         self._assembler = Reassembler(SESSION, [NUM_ENTRIES], RULES)
@@ -85,7 +87,7 @@ class Stack:
             self._close(now)
 
     def marked(self, step: int, announced: list[AnnouncedDatagrams]) -> None:
-        """Take the reliable part, which has arrived."""
+        """Add a step's reliable block and the announcement of its datagrams."""
         manifest = Manifest(tuple(announced), 0.0, NUM_BLOCKS, 0, 1, 0)
         block = last_block(step)
         with self._lock:
@@ -122,27 +124,30 @@ def _run_stack(joining: bool) -> None:
     _answer({"ports": stack.receiver.ports})
     for line in sys.stdin:
         sent = json.loads(line)
-        stack.marked(sent["step"], [AnnouncedDatagrams(*each) for each in sent["announced"]])
+        stack.marked(sent["step"], [AnnouncedDatagrams(*fields) for fields in sent["announced"]])
     stack.done.wait(15.0)
     _answer(stack.report)
     stack.receiver.close()
 
 
 def _run_raw(joined: bool) -> None:
-    """Receive into one buffer until all is here or nothing comes any more: the limit."""
+    """Receive into one buffer until almost all bytes have arrived or a second passes without any.
+
+    The processor time of this loop is the limit that the stack is compared with.
+    """
     (receiver,) = udp_sockets.bind("127.0.0.1", 1)
     if joined:
         udp_sockets.join_received(receiver)
     _answer({"ports": [receiver.getsockname()[1]]})
     receiver.settimeout(None)
     buffer = memoryview(bytearray(1 << 16))
-    num_bytes, wanted = receiver.recv_into(buffer), STEPS * DATAGRAMS_PER_STEP * MTU
+    num_bytes, expected = receiver.recv_into(buffer), STEPS * DATAGRAMS_PER_STEP * MTU
     first_cpu, end = time.process_time(), time.monotonic()
-    # A time-out in the kernel; Python's own costs another call for each datagram.
+    # Set the time-out in the kernel: a Python time-out costs an additional poll per datagram.
     receiver.setsockopt(
         socket.SOL_SOCKET, socket.SO_RCVTIMEO, np.array([int(_SILENCE_SECONDS), 0]).tobytes()
     )
-    while num_bytes < 0.999 * wanted:
+    while num_bytes < 0.999 * expected:
         try:
             if joined:
                 num_bytes += receiver.recvmsg_into([buffer], 64)[0]

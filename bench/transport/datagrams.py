@@ -1,8 +1,9 @@
-"""The datagram path against 1 Gbit/s Ethernet, and its processor time against raw sockets.
+"""Compare the datagram path with 1 Gbit/s Ethernet, and its processor time with raw sockets.
 
-A sending and a receiving process, loopback, blocks of 4,176 bytes on three channels, all of a
-gradient but its end in datagrams. Ours is all that a worker and a shard do with them: cut and
-sign; receive, authenticate, put together. Contenders take turns; figures are medians.
+A sending and a receiving process use loopback, with blocks of 4,176 bytes on three channels. The
+whole gradient except its end is sent in datagrams. Thinwire's path has all work of a worker and a
+shard: cut and sign; receive, authenticate and reassemble. Contenders run alternately; the figures
+are medians.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from thinwire.proto.udp import UdpSettings, connect, pacing
 from thinwire.proto.udp import sockets as udp_sockets
 from thinwire.runtime.malloc import keep_freed_memory
 
-#: Payload of full datagrams on 1 Gbit/s Ethernet: 1,392 bytes of every 1,538.
+#: Rate of values in full datagrams on 1 Gbit/s Ethernet: 1,392 of every 1,538 bytes on the wire.
 GOAL_MB_PER_SECOND = 113.0
 _PACE_MBPS = 1100.0
-_PACE_BYTES = 44 * MTU  # as much at a time as the kernel cuts in one call
+_PACE_BYTES = 44 * MTU  # the most that the kernel splits in one call
 _PAYLOAD_MB = STEPS * NUM_ENTRIES * 4 / 1e6
 _ROUNDS = 3
-_MOST_OPEN = 2  # steps, as an assembler has it
+_MOST_OPEN = 2  # maximum number of incomplete steps, as in a reassembler
 
 
 def _part(step: int) -> UnreliableBlocks:
@@ -80,7 +81,7 @@ def _pipes(receiver: subprocess.Popen[str]) -> tuple[Any, Any]:
 
 
 def _stack(mbps: float, plain: bool = False) -> dict[str, float]:
-    """Send `STEPS` gradients as a worker does, but the next one before the last has arrived."""
+    """Send `STEPS` gradients as a worker does, with up to `_MOST_OPEN` incomplete steps."""
     with _far_end("stack_plain" if plain else "stack") as (receiver, ports):
         stdin, stdout = _pipes(receiver)
         parts = [_part(step) for step in range(STEPS)]
@@ -93,7 +94,7 @@ def _stack(mbps: float, plain: bool = False) -> dict[str, float]:
             if step >= _MOST_OPEN:
                 stdout.readline()
             sender.send(sealed.batches, step)
-            announced = [[each.channel, each.first, each.count] for each in sealed.announced]
+            announced = [[batch.channel, batch.first, batch.count] for batch in sealed.announced]
             stdin.write(json.dumps({"step": step, "announced": announced}) + "\n")
             stdin.flush()
         for _ in range(_MOST_OPEN):
@@ -106,7 +107,7 @@ def _stack(mbps: float, plain: bool = False) -> dict[str, float]:
 
 
 def _raw(joined: bool, mbps: float) -> dict[str, float]:
-    """Send as many ready-made datagrams through one socket, paced in the same way."""
+    """Send equally many prepared datagrams through one raw socket, with the same pacing."""
     with _far_end("joined" if joined else "raw") as (receiver, ports):
         _, stdout = _pipes(receiver)
         (sender,) = udp_sockets.connect("127.0.0.1", ports, "off")
@@ -133,13 +134,13 @@ def _raw(joined: bool, mbps: float) -> dict[str, float]:
 
 
 def _medians(calls: Sequence[Callable[[], dict[str, float]]]) -> list[dict[str, float]]:
-    found: list[list[dict[str, float]]] = [[] for _ in calls]
+    results_of: list[list[dict[str, float]]] = [[] for _ in calls]
     for _ in range(_ROUNDS):
-        for call, results in zip(calls, found, strict=True):
+        for call, results in zip(calls, results_of, strict=True):
             results.append(call())
     return [
-        {name: statistics.median(each[name] for each in results) for name in results[0]}
-        for results in found
+        {name: statistics.median(result[name] for result in results) for name in results[0]}
+        for results in results_of
     ]
 
 
@@ -154,12 +155,12 @@ def _speed(work: str, result: dict[str, float], goal: float | None) -> Row:
 
 
 def _cost(end: str, ours: float, peer: float, whose: str) -> Row:
-    each = 1e3 / _PAYLOAD_MB
+    scale = 1e3 / _PAYLOAD_MB
     return Row(
         f"processor time {end}, against {whose}",
-        ours * each,
+        ours * scale,
         "ms/MB",
-        peer * each,
+        peer * scale,
         ours / peer,
         None,
         "lower",
@@ -168,7 +169,7 @@ def _cost(end: str, ours: float, peer: float, whose: str) -> Row:
 
 
 def rows() -> list[Row]:
-    """Measure, and return the rows of the table."""
+    """Measure the contenders, and return the rows of the table."""
     keep_freed_memory()
     ours, unpaced, one_by_one, plain, joined = _medians(
         [

@@ -1,4 +1,4 @@
-"""The far ends of the transport bench, which ``python -m bench.transport.far_end`` starts."""
+"""Run the servers of the transport benchmark: ``python -m bench.transport.far_end``."""
 
 from __future__ import annotations
 
@@ -25,12 +25,16 @@ _BARE_OPTIONS = [("grpc.max_receive_message_length", 2 * framing.MAX_MESSAGE_BYT
 
 
 def limit(_: object) -> int:
-    """Allow every message the largest payload; for an Assembler."""
+    """Return the largest payload of the benchmark as the limit of any message."""
     return LARGEST_BYTES
 
 
 def _answer_raw(listener: socket.socket) -> None:
-    """Serve `RawClient`s: an order of 9 bytes (what, size), then the bytes, then a byte back."""
+    """Serve raw clients: read an order of 9 bytes (kind, size), and execute it.
+
+    ``<`` sends `size` bytes. ``>`` receives `size` bytes and answers one byte. ``=`` receives and
+    returns `size` bytes, at most 1 KB.
+    """
     data = memoryview(bytearray(LARGEST_BYTES))
     while True:
         connection, _ = listener.accept()
@@ -51,17 +55,17 @@ def receive(connection: socket.socket, view: memoryview) -> None:
 
 
 def _answer_bare(requests: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
-    """Send 1 KB of each message that ends a transfer straight back; keep nothing."""
+    """Answer each message that ends a transfer with its first 1 KB; store nothing."""
     for data in requests:
         if len(data) < framing.MAX_MESSAGE_BYTES:
             yield data[:SMALL_BYTES]
 
 
 class _BareService(grpc.GenericRpcHandler):
-    """A stream with nothing of ours on it."""
+    """A gRPC stream without any Thinwire code."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        """Answer every method; see grpc.GenericRpcHandler."""
+        """Return the handler of `_answer_bare` for every method."""
         return grpc.stream_stream_rpc_method_handler(_answer_bare)
 
 
@@ -74,7 +78,7 @@ def _serve_bare() -> tuple[grpc.Server, int]:
 
 
 def _serve_stack() -> proto_grpc.Server:
-    """A shard without a core: assembles, hands over to one writer thread, which answers."""
+    """Serve a shard without a core: streams assemble messages, one writer thread answers them."""
     model = np.random.default_rng(0).integers(0, 255, LARGEST_BYTES, dtype=np.uint8)
     model_view = model.data
     pending: queue.SimpleQueue[tuple[proto_grpc.ServerStream, pb.ToServer, memoryview]]
@@ -101,12 +105,12 @@ def _serve_stack() -> proto_grpc.Server:
                 pending.put((stream, *assembled))
 
     threading.Thread(target=write, daemon=True).start()
-    guard = ConnectionGuard(limits=Limits(hello_seconds=3600.0))  # no client sends a Hello here
+    guard = ConnectionGuard(limits=Limits(hello_seconds=3600.0))  # these clients send no Hello
     return proto_grpc.serve("127.0.0.1", 0, handle, guard=guard)
 
 
 def serve() -> None:
-    """Run all servers until standard input ends; writes their ports as one line of JSON."""
+    """Run all servers until standard input ends; print their ports as one line of JSON."""
     keep_freed_memory()
     listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=_answer_raw, args=(listener,), daemon=True).start()

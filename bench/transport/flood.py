@@ -1,14 +1,13 @@
-"""Floods ports with datagrams at the full rate of loopback.
+"""Flood ports with datagrams at the full rate of loopback.
 
-``python -m bench.transport.flood HOST PORTS`` starts it.
-
-One process, one core. The kinds, from the cheapest for the receiver to the dearest:
+``python -m bench.transport.flood HOST PORTS`` floods the ports from one process on one core. The
+kinds of datagrams, from the cheapest for the receiver to the most expensive:
 
 - ``foreign``: random bytes.
-- ``unknown``: a well-formed datagram of a session that does not exist.
-- ``garbled``: well-formed, of a session that exists (``--session``, ``--worker``), or of the sample
-  with one bit flipped in each; the tag is wrong.
-- ``replayed``: the sample as it is: genuine datagrams once more.
+- ``unknown``: well-formed datagrams of a session that does not exist.
+- ``garbled``: well-formed datagrams with a wrong tag, of an existing session (``--session``,
+  ``--worker``), or datagrams of the sample with one flipped bit each.
+- ``replayed``: the unchanged datagrams of the sample.
 
 A sample is a file of genuine datagrams of one size, one after the other.
 """
@@ -34,7 +33,7 @@ _CALLS_BETWEEN_LOOKS = 64
 
 
 def _well_formed(random: np.random.Generator, count: int, size: int, ids: tuple[int, int]) -> bytes:
-    """Return datagrams with good headers, random values and random tags."""
+    """Return datagrams with valid headers, random values and random tags."""
     rows = random.integers(0, 256, (count, size), np.uint8)
     headers = np.zeros(count, HEADER)
     headers["magic"], headers["version"], headers["channel"] = MAGIC, VERSION, 1
@@ -50,10 +49,10 @@ def _well_formed(random: np.random.Generator, count: int, size: int, ids: tuple[
 def datagrams(
     kind: str, size: int, sample: bytes | None = None, session: int | None = None, worker: int = 0
 ) -> bytes:
-    """Return one buffer of datagrams of a kind, as many as fit one send.
+    """Return one buffer with as many datagrams of a kind as fit one send.
 
     Raises:
-        ValueError: The kind needs a sample or a session that was not given.
+        ValueError: The kind needs a sample or a session, and neither is given.
     """
     random = np.random.default_rng(0)
     count = min(MAX_SEGMENTS, MAX_SEND_BYTES // size)
@@ -74,7 +73,7 @@ def datagrams(
 
 
 def flood(host: str, ports: list[int], seconds: float, data: bytes, size: int) -> int:
-    """Send the buffer again and again, port after port; return how many datagrams that was."""
+    """Send the buffer repeatedly, to one port after the other; return the number of datagrams."""
     sockets = udp_sockets.connect(host, ports, "off")
     cut = [(udp_sockets.SOL_UDP, udp_sockets.UDP_SEGMENT, struct.pack("=H", size))]
     cuts = all(map(udp_sockets.splits_sent, sockets)) and len(data) > size
@@ -90,9 +89,9 @@ def flood(host: str, ports: list[int], seconds: float, data: bytes, size: int) -
             except BlockingIOError:
                 time.sleep(_PAUSE_SECONDS)
             except ConnectionRefusedError:
-                continue  # nobody there, or not yet
-    for each in sockets:
-        each.close()
+                continue  # no process listens on the port, or not yet
+    for connection in sockets:
+        connection.close()
     return num_sent
 
 
@@ -106,20 +105,22 @@ def main() -> int:
     options.add_argument("ports", type=lambda text: [int(port) for port in text.split(",")])
     options.add_argument("--seconds", type=float, default=10.0)
     options.add_argument("--kind", choices=KINDS, default="foreign")
-    options.add_argument("--size", type=int, default=1472, help="bytes of each datagram")
-    options.add_argument("--sample", type=Path, help="file of genuine datagrams of that size")
-    options.add_argument("--session", type=int, help="a session that exists")
-    options.add_argument("--worker", type=int, default=0, help="whose session it is")
-    given = options.parse_args()
-    sample = given.sample.read_bytes() if given.sample else None
+    options.add_argument("--size", type=int, default=1472, help="size of each datagram in bytes")
+    options.add_argument("--sample", type=Path, help="file of genuine datagrams of this size")
+    options.add_argument("--session", type=int, help="id of an existing session")
+    options.add_argument("--worker", type=int, default=0, help="id of the session's worker")
+    arguments = options.parse_args()
+    sample = arguments.sample.read_bytes() if arguments.sample else None
     try:
-        data = datagrams(given.kind, given.size, sample, given.session, given.worker)
+        data = datagrams(
+            arguments.kind, arguments.size, sample, arguments.session, arguments.worker
+        )
     except ValueError as error:
         options.error(str(error))
     start = time.monotonic()
-    num_sent = flood(given.host, given.ports, given.seconds, data, given.size)
+    num_sent = flood(arguments.host, arguments.ports, arguments.seconds, data, arguments.size)
     took = time.monotonic() - start
-    report = {"kind": given.kind, "datagrams": num_sent, "per_second": round(num_sent / took)}
+    report = {"kind": arguments.kind, "datagrams": num_sent, "per_second": round(num_sent / took)}
     sys.stdout.write(json.dumps(report) + "\n")
     return 0
 

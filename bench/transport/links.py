@@ -1,7 +1,8 @@
-"""Thin links: what they leave of a method's rate, and how far sparse methods are ahead there.
+"""Measure the methods' rates and bytes on thin links, and the advantage of sparse methods there.
 
-mnist_cnn, batch 64, 2 workers of one thread; bytes with 4 workers. Methods that send changes of
-weights or drop entries run without the momentum on the server that the dense ones have.
+Rates are measured with mnist_cnn, batch size 64 and 2 workers of one thread; bytes with 4 workers.
+Methods that send weight changes or drop entries run without momentum on the server, which dense
+methods use.
 
     python -m bench.transport.links --seconds 20
 """
@@ -21,7 +22,7 @@ _FAST, _SLOW = "--link_mbps=100", "--link_mbps=10"
 _PLAIN, _OVERLAP = "--momentum=0", "--overlap"
 _FLOAT32 = ("--value_dtype=float32", "--down_value_dtype=float32")
 _BFLOAT16 = ("--value_dtype=bfloat16", "--down_codec=sparse", "--down_value_dtype=bfloat16")
-#: Name of a run -> method and flags.
+#: Name of a run -> method, then flags of main.py.
 RUNS: Mapping[str, tuple[str, ...]] = {
     "asgd": ("asgd",),
     "asgd 100": ("asgd", _FAST),
@@ -38,7 +39,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "dgs ahead": ("dgs", _PLAIN, _OVERLAP),
     "dgs ahead 100": ("dgs", _PLAIN, _OVERLAP, _FAST),
 }
-#: (row, run, run that it is compared with, goal of the ratio of samples/s).
+#: Rows of rates: (name of the row, run, run to compare with, goal of the ratio of samples/s).
 _RATES: tuple[tuple[str, str, str, float | None], ...] = (
     ("asgd at 100 Mbit/s / without limit", "asgd 100", "asgd", None),
     ("adacomp at 100 Mbit/s / without limit", "adacomp 100", "adacomp", 0.9),
@@ -49,7 +50,7 @@ _RATES: tuple[tuple[str, str, str, float | None], ...] = (
     ("dgs, float32 / asgd, at 100 Mbit/s", "dgs float32 100", "asgd 100", 8.0),
     ("dgs / asgd, at 10 Mbit/s", "dgs 10", "asgd 10", 40.0),
 )
-#: (row, flags, goal of the share of asgd's bytes).
+#: Rows of bytes: (name of the row, flags, maximum share of asgd's bytes).
 _BYTES = (
     ("dgs, float32 both ways / asgd", _FLOAT32, 1 / 20),
     ("dgs, bfloat16 both ways / asgd", _BFLOAT16, 1 / 35),
@@ -57,7 +58,7 @@ _BYTES = (
 
 
 def rows(seconds: float = 20.0) -> list[Row]:
-    """Measure, and return the rows of the table."""
+    """Measure all runs, and return the rows of the table."""
     return [*_rate_rows(seconds), *_byte_rows(seconds)]
 
 
@@ -65,28 +66,28 @@ def _rate_rows(seconds: float) -> list[Row]:
     rounds = [
         {name: _measure(seconds, 2, *run) for name, run in RUNS.items()} for _ in range(_ROUNDS)
     ]
-    rates = {name: [_rate(each[name]) for each in rounds] for name in RUNS}
+    rates = {name: [_rate(results[name]) for results in rounds] for name in RUNS}
     return [_rate_row(name, rates[ours], rates[other], goal) for name, ours, other, goal in _RATES]
 
 
 def _rate_row(name: str, ours: list[float], other: list[float], goal: float | None) -> Row:
-    mine, limit = statistics.median(ours), statistics.median(other)
-    ratios = spread(one / two for one, two in zip(ours, other, strict=True))
-    return Row(name, mine, "samples/s", limit, mine / limit, goal, "higher", spread=ratios)
+    rate, limit = statistics.median(ours), statistics.median(other)
+    ratios = spread(own_rate / other_rate for own_rate, other_rate in zip(ours, other, strict=True))
+    return Row(name, rate, "samples/s", limit, rate / limit, goal, "higher", spread=ratios)
 
 
 def _byte_rows(seconds: float) -> list[Row]:
     dense = _measure(seconds, 4, "asgd")["bytes_per_exchange"]
-    found = []
+    table_rows = []
     for name, flags, goal in _BYTES:
         ours = _measure(seconds, 4, "dgs", _PLAIN, *flags)["bytes_per_exchange"]
         row = Row(f"bytes of a step of {name}", ours, "B", dense, ours / dense, goal, "lower")
-        found.append(row)
-    return found
+        table_rows.append(row)
+    return table_rows
 
 
 def _measure(seconds: float, workers: int, method: str, *flags: str) -> dict[str, float]:
-    """Run a cluster; one dense exchange takes 8 s at 10 Mbit/s, so that runs are longer there."""
+    """Run a cluster. Runs at 10 Mbit/s are longer, because a dense exchange takes 8 s."""
     length = 4 * seconds if _SLOW in flags else seconds
     return thinwire.measure(work.Work(length, 0, workers, 64, 0.01, 0.9, 1), method, flags)
 

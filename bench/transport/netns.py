@@ -1,8 +1,8 @@
-"""Traffic for bench/transport/netns.sh: background, its sink, and what each class of service gets.
+"""Generate traffic for bench/transport/netns.sh, and measure the rate of each class of service.
 
-``python -m bench.transport.netns blast HOST PORT MBPS CLASS`` sends datagrams until it is ended,
-``sink PORT`` drops them, ``serve PORT`` counts what comes on TCP, and
-``probe HOST PORT SINK_PORT MBPS`` prints what a TCP stream of each class reaches.
+``python -m bench.transport.netns blast HOST PORT MBPS CLASS`` sends datagrams until it is killed,
+``sink PORT`` drops them, ``serve PORT`` measures the rate of TCP streams, and
+``probe HOST PORT SINK_PORT MBPS`` prints the rate that a TCP stream of each class reaches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-_PACKET_BYTES = 1472  # of UDP payload; with headers 1,500
+_PACKET_BYTES = 1472  # UDP payload; 1,500 with headers
 _WIRE_BYTES = 1500
 _PROBE_SECONDS = 4.0
 _CONNECT_SECONDS = 20.0
@@ -23,25 +23,25 @@ _DURATION = struct.Struct("<d")
 
 
 def tos_of(priority: int) -> int:
-    """Return the TOS byte of a class of service: CS7 for 0, no mark for 7."""
+    """Return the TOS byte of a class of service: CS7 for class 0, 0 for class 7."""
     return (7 - priority) << 5
 
 
 def _marked(kind: int, priority: int) -> socket.socket:
-    made = socket.socket(socket.AF_INET, kind)
-    made.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, tos_of(priority))
-    return made
+    marked = socket.socket(socket.AF_INET, kind)
+    marked.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, tos_of(priority))
+    return marked
 
 
 def blast(host: str, port: int, mbps: float, priority: int, seconds: float | None = None) -> int:
-    """Send datagrams at a constant rate on the wire; return how many.
+    """Send datagrams at a constant rate on the wire; return the number of datagrams.
 
     Args:
-        host: Of the sink.
-        port: Of the sink.
-        mbps: Megabit per second with IP and UDP headers.
+        host: Address of the sink.
+        port: Port of the sink.
+        mbps: Rate in megabits per second, with IP and UDP headers.
         priority: Class of service, 0 to 7.
-        seconds: How long; None: until the process is ended.
+        seconds: Duration in seconds; None sends until the process is killed.
     """
     data = bytes(_PACKET_BYTES)
     rate = mbps * 1e6 / 8 / _WIRE_BYTES
@@ -51,7 +51,7 @@ def blast(host: str, port: int, mbps: float, priority: int, seconds: float | Non
         while seconds is None or time.monotonic() - started < seconds:
             due = int((time.monotonic() - started) * rate)
             while num_sent < due:
-                with contextlib.suppress(OSError):  # the queue is full, or nobody listens yet: lost
+                with contextlib.suppress(OSError):  # drop it: the queue is full, or no sink listens
                     sender.send(data)
                 num_sent += 1
             time.sleep(1e-3)
@@ -59,7 +59,7 @@ def blast(host: str, port: int, mbps: float, priority: int, seconds: float | Non
 
 
 def sink(port: int) -> None:
-    """Drop datagrams until the process is ended."""
+    """Receive and drop datagrams until the process is killed."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
         receiver.bind(("", port))
         buffer = bytearray(65536)
@@ -68,7 +68,7 @@ def sink(port: int) -> None:
 
 
 def serve(port: int) -> None:
-    """Answer each TCP stream with the rate at which it came, until the process is ended."""
+    """Answer each TCP stream with the rate of its data, until the process is killed."""
     with socket.create_server(("", port)) as server:
         while True:
             stream, _ = server.accept()
@@ -84,7 +84,7 @@ def _count(stream: socket.socket) -> None:
 
 
 def reached(host: str, port: int, priority: int, seconds: float = _PROBE_SECONDS) -> float:
-    """Return what a TCP stream of a class gets, in megabit of payload per second."""
+    """Return the rate of a TCP stream of a class, in megabits of payload per second."""
     deadline = time.monotonic() + _CONNECT_SECONDS
     while True:
         try:
@@ -106,17 +106,17 @@ def reached(host: str, port: int, priority: int, seconds: float = _PROBE_SECONDS
 
 
 def probe(host: str, port: int, sink_port: int, mbps: float) -> None:
-    """Print what a stream of each class gets, alone and beside datagrams of class 2."""
-    sys.stdout.write("class  Mbit/s  beside class 2 at half the rate\n")
+    """Print the rate of a stream of each class, alone and together with datagrams of class 2."""
+    sys.stdout.write("class  Mbit/s  with class 2 at half the rate\n")
     for priority in (0, 1, 3, 5, 7):
         alone = reached(host, port, priority)
         other = threading.Thread(
             target=blast, args=(host, sink_port, mbps / 2, 2, _PROBE_SECONDS + 1), daemon=True
         )
         other.start()
-        beside = reached(host, port, priority)
+        shared = reached(host, port, priority)
         other.join()
-        sys.stdout.write(f"{priority:5d} {alone:7.1f} {beside:7.1f}\n")
+        sys.stdout.write(f"{priority:5d} {alone:7.1f} {shared:7.1f}\n")
         sys.stdout.flush()
 
 

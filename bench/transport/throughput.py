@@ -1,7 +1,7 @@
-"""The transport against its limits: raw loopback TCP for bulk, a bare gRPC stream for 1 KB.
+"""Compare the transport with its limits: raw loopback TCP for bulk, a bare gRPC stream for 1 KB.
 
-The other ends live in one server process. Contenders of a row take turns, so that a disturbance
-of the machine hits all of them; figures are medians.
+All servers run in one process. The contenders of a row run alternately, so that a disturbance of
+the machine affects all of them. The figures are medians.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from thinwire.runtime.malloc import keep_freed_memory
 
 BULK_SIZES = (4_800_000, 40_000_000, 400_000_000)
 _BULK_ROUNDS = {4_800_000: 15, 40_000_000: 12, 400_000_000: 4}
-_BULK_CALLS = {4_800_000: 5, 40_000_000: 1, 400_000_000: 1}  # in a row, as training does
+_BULK_CALLS = {4_800_000: 5, 40_000_000: 1, 400_000_000: 1}  # calls in a row, as in training
 _SMALL_ROUNDS = 20
 _SMALL_EXCHANGES = 100
 _TIMEOUT_SECONDS = 30.0
@@ -37,7 +37,7 @@ _BARE_STREAM = " against a bare gRPC stream"
 _OVER_GRPC = " against ours over gRPC"
 _EXCHANGE = "1 KB exchange"
 _EXCHANGE_RAW = "1 KB exchange against raw TCP"
-#: Bulk: share of the limit's speed, at least. Exchange: multiple of the peer's time, at most.
+#: Bulk: minimum share of the limit's speed. Exchange: maximum multiple of the peer's time.
 _GOALS = {
     "push 4.8 MB": 0.6,
     "pull 4.8 MB": 0.6,
@@ -51,7 +51,7 @@ _BARE_METHOD = "/bench/Bare"
 
 
 class RawClient:
-    """sendall and recv_into into kept buffers: the limit."""
+    """The limit: a raw TCP client with sendall and recv_into on reused buffers."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
@@ -62,28 +62,28 @@ class RawClient:
         return what + size.to_bytes(8, "little")
 
     def push(self, size: int) -> None:
-        """Send bytes, wait for one back."""
+        """Send `size` bytes, and wait for one byte."""
         self._socket.sendall(self._order(b">", size))
         self._socket.sendall(self._data[:size])
         self._socket.recv(1)
 
     def pull(self, size: int) -> None:
-        """Request bytes and receive them."""
+        """Request `size` bytes and receive them."""
         self._socket.sendall(self._order(b"<", size))
         receive(self._socket, self._data[:size])
 
     def exchange(self) -> None:
-        """1 KB there and back."""
+        """Send 1 KB and receive 1 KB."""
         self._socket.sendall(self._order(b"=", SMALL_BYTES) + self._data[:SMALL_BYTES])
         receive(self._socket, self._data[:SMALL_BYTES])
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._socket.close()
 
 
 class BareClient:
-    """A gRPC stream with nothing of ours on it."""
+    """A client of a gRPC stream without any Thinwire code."""
 
     def __init__(self, port: int) -> None:
         self._channel = grpc.insecure_channel(f"127.0.0.1:{port}")
@@ -100,28 +100,28 @@ class BareClient:
         }
 
     def push(self, size: int) -> None:
-        """Send ready-made messages of 1 MiB, wait for an answer: the best gRPC can do."""
+        """Send prepared messages of 1 MiB and wait for an answer, which is gRPC's best case."""
         for chunk in self._chunks[size]:
             self._outgoing.put(chunk)
         next(self._call)
 
     def exchange(self) -> None:
-        """1 KB there and back."""
+        """Send 1 KB and receive 1 KB."""
         self._outgoing.put(self._data)
         next(self._call)
 
     def close(self) -> None:
-        """End the stream."""
+        """Close the stream."""
         self._outgoing.put(None)
         self._channel.close()
 
 
 class StackClient:
-    """Messages, convert and channel as a worker uses them.
+    """Thinwire's messages and stream as a worker uses them.
 
     Args:
-        port: Of the server.
-        switches: Whether to move to a bulk connection.
+        port: Port of the server.
+        switches: True to move the stream to a bulk connection; False stays on gRPC.
     """
 
     def __init__(self, port: int, switches: bool = True) -> None:
@@ -132,12 +132,12 @@ class StackClient:
         if switches:
             self._stream.switch(welcome.bulk)
             if not self._stream.wait_until_moved(_TIMEOUT_SECONDS):
-                raise RuntimeError(f"port {welcome.bulk.port} of this machine cannot be reached")
+                raise RuntimeError(f"no bulk connection to port {welcome.bulk.port} on loopback")
         self._data = np.random.default_rng(1).integers(0, 255, LARGEST_BYTES, dtype=np.uint8)
         self._step = 0
 
     def push(self, size: int) -> None:
-        """Send a push with its payload, wait for the reply."""
+        """Send a push with a payload of `size` bytes, and wait for the reply."""
         self._step += 1
         message = pb.ToServer()
         push = message.push
@@ -147,14 +147,14 @@ class StackClient:
         self._receive()
 
     def pull(self, size: int) -> None:
-        """Request a reply with a payload of this size."""
+        """Request a reply with a payload of `size` bytes, and receive it."""
         message = pb.ToServer()
         message.pull.base_version = size
         self._stream.send((framing.frame(message),))
         self._receive()
 
     def exchange(self) -> None:
-        """A push and a reply with 1 KB of payload each."""
+        """Send a push and receive its reply, with 1 KB of payload each."""
         self.push(SMALL_BYTES)
 
     def _receive(self) -> pb.ToClient:
@@ -164,13 +164,13 @@ class StackClient:
         return complete[0]
 
     def close(self) -> None:
-        """End the stream."""
+        """Close the stream."""
         self._stream.close()
 
 
 @contextlib.contextmanager
 def clients() -> Iterator[tuple[RawClient, BareClient, StackClient, StackClient]]:
-    """Start the server process and connect one client of each sort."""
+    """Start the server process and connect one client of each kind."""
     command = [sys.executable, "-m", "bench.transport.far_end"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -184,16 +184,16 @@ def clients() -> Iterator[tuple[RawClient, BareClient, StackClient, StackClient]
             stack.callback(raw.close)
             bare = BareClient(ports["bare"])
             stack.callback(bare.close)
-            real, over_grpc = (StackClient(ports["stack"], each) for each in (True, False))
+            real, over_grpc = (StackClient(ports["stack"], switches) for switches in (True, False))
             stack.callback(real.close)
             stack.callback(over_grpc.close)
             yield raw, bare, real, over_grpc
 
 
 def _turns(calls: Sequence[Callable[[], None]], rounds: int, repeat: int) -> list[list[float]]:
-    """Return the seconds of one call of each, for every round.
+    """Return for each contender the seconds of one call in every round.
 
-    The contenders take turns of ``repeat`` calls each, after one round to warm up.
+    The contenders alternate with ``repeat`` calls each; the first round is an uncounted warm-up.
     """
     seconds: list[list[float]] = [[] for _ in calls]
     for number in range(rounds + 1):
@@ -207,7 +207,7 @@ def _turns(calls: Sequence[Callable[[], None]], rounds: int, repeat: int) -> lis
 
 
 def measure() -> dict[str, tuple[list[float], list[float]]]:
-    """Return {work: (our seconds, the limit's or peer's seconds)}, of each round."""
+    """Return {work: (Thinwire's seconds, the limit's or peer's seconds)} with all rounds."""
     keep_freed_memory()
     result = {}
     with clients() as (raw, bare, real, over_grpc):
@@ -236,13 +236,16 @@ def measure() -> dict[str, tuple[list[float], list[float]]]:
 
 
 def rows() -> list[Row]:
-    """Measure, and return the rows of the table."""
+    """Measure all contenders, and return the rows of the table."""
     result = []
     for work, (all_ours, all_others) in measure().items():
         exchange = work.startswith(_EXCHANGE)
         ours, other = statistics.median(all_ours), statistics.median(all_others)
         pairs = zip(all_ours, all_others, strict=True)
-        ratios = [one / two if exchange else two / one for one, two in pairs]
+        ratios = [
+            our_seconds / other_seconds if exchange else other_seconds / our_seconds
+            for our_seconds, other_seconds in pairs
+        ]
         goal = _GOALS.get(work)
         result.append(
             Row(

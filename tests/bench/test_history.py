@@ -1,4 +1,4 @@
-"""The history of the bench's rows: each row on each date, and the page in the repository."""
+"""The history of bench rows: each row at each date, and the repository's page."""
 
 from bench import history, origin
 from bench.__main__ import documents
@@ -16,7 +16,7 @@ def test_every_row_has_its_ratio_on_each_date(tmp_path):
     keep(tmp_path, "2026-01-02", "bench", {"step": 3.0, "push": 1.0})
     keep(tmp_path, "2026-02-03", "bench-loop", {"step": 9.0, "push": 1.25})
     keep(tmp_path, "2026-02-03", "bench", {"step": 1.5, "new": 2.0})
-    (tmp_path / "2026-01-02-many.csv").write_text("streams,rate\n1,2\n")  # of other columns
+    (tmp_path / "2026-01-02-many.csv").write_text("streams,rate\n1,2\n")  # a row with other columns
     lines = history.write(tmp_path).read_text().splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert table == [

@@ -1,4 +1,4 @@
-"""What is written to bench/results: rows with their spread, where they come from, what failed."""
+"""Rows in bench/results hold their spread, their origin and the failed runs."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Rows know whether their goal is met; the table lines up."""
+"""Rows report if they meet their goal, and the table's columns are aligned."""
 
 from bench.table import Row, quartiles, render, spread, times
 

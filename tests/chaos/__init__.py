@@ -1,1 +1,1 @@
-"""Faults by the thousand: what may break, whom it may befall, and what must be true afterwards."""
+"""Chaos tests: random faults on nodes of a run, and checks of what must hold afterwards."""

@@ -1,6 +1,6 @@
-"""Plays a run's policies once more by what a history says that they were told.
+"""Replay a run's policies with the inputs that its history recorded.
 
-Each is made anew from the composition and called through its interface.
+Every policy is built again from the composition and called through its interface.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _KERNELS = load_kernels("numpy")
 
 
 def replayed_rule(policy: SyncPolicy, life: Life, calls: Sequence[RuleCall]) -> Iterator[str]:
-    """Yield where a rule in force settled another thing than one that is told the same."""
+    """Yield where a rule in force settled differently from a replayed rule with the same input."""
     rule = policy.start()
     rule.load_state_dict(life.rule["hard"], soft=False)
     rule.load_state_dict(from_plain(life.rule["soft"]), soft=True)
@@ -69,7 +69,7 @@ def replayed_rule(policy: SyncPolicy, life: Life, calls: Sequence[RuleCall]) -> 
 
 
 def _argument(plain: Any) -> Any:
-    """Return what a call was given: a token, draws, joiners, steps of workers, or groups."""
+    """Return the arguments of a call: a token, draws, joiners, steps of workers, or groups."""
     if isinstance(plain, dict):
         return dict(plain["steps"])
     if not isinstance(plain, list | tuple):
@@ -90,7 +90,7 @@ def _argument(plain: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Reply:
-    """What `record_reply` looks at."""
+    """The fields that `record_reply` reads."""
 
     version: int
     kind: str = "full"
@@ -100,7 +100,7 @@ class _Reply:
 def replayed_model(
     method: Method, life: Life, entries: Sequence[Released | Handed | Forgot]
 ) -> Iterator[str]:
-    """Yield where a shard's weights are not what the policies make of its updates."""
+    """Yield each place where a shard's weights differ from the policies' result for its updates."""
     config = ReplaySettings.of(life.settings).config
     theta = np.frombuffer(life.theta, np.float32).copy()
     model = model_for(method, theta, _KERNELS, config)
@@ -141,7 +141,7 @@ def _arrivals(entry: Released) -> list[Arrival]:
 
 
 def _difference(before: Any, after: Any, entry: Released) -> str:
-    """Return how what a shard made of a round differs from what its policies do."""
+    """Return how a shard's result of a round differs from the policies' result."""
     num = len(entry.arrivals)
     ours = (after - before).astype(float)
     theirs = np.frombuffer(entry.theta, np.float32).astype(float) - before
@@ -159,7 +159,7 @@ def _difference(before: Any, after: Any, entry: Released) -> str:
 
 
 class _WorkerCodec:
-    """The codec of one worker, over the lives of its process."""
+    """The codec of one worker, over all its processes."""
 
     def __init__(self, method: Method, spec: ModelSpec, seed: Sequence[int]) -> None:
         self._codec, self._spec, self._seed = method.codec, spec, seed
@@ -183,7 +183,7 @@ class _WorkerCodec:
         )
 
     def restore(self, saved: int, applied: int) -> None:
-        """Go on with a saved state, if shards have applied just what it was saved after."""
+        """Load a saved state, if shards have applied exactly the updates before it was saved."""
         if saved not in self._saved:
             return
         state, rng = self._saved[saved]
@@ -192,7 +192,7 @@ class _WorkerCodec:
             self._state = copy.deepcopy(state)
 
     def drop(self) -> None:
-        """Forget what was kept back."""
+        """Clear the residual."""
         self._state = self._codec.init(self._spec, _KERNELS)
 
     def put_back(self) -> int:
@@ -225,7 +225,7 @@ class _WorkerCodec:
 
 
 def replayed_codecs(method: Method, spec: ModelSpec, seed: int, history: History) -> Iterator[str]:
-    """Yield where a worker sent another thing than its codec makes of its gradients."""
+    """Yield each push of a worker that differs from its codec's result for its gradients."""
     codecs: dict[int, _WorkerCodec] = {}
     wrong: set[int] = set()
     for record in history.of(BeganLife, Coded, PutBack, Dropped, Kept, Restored):

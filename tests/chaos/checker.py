@@ -1,8 +1,8 @@
-"""What must hold of every history: pure functions of the records and of what a run has declared.
+"""Checks of histories: pure functions of the records and of the run's settings.
 
-Policies are spoken to through their interfaces alone: a rule of synchronisation is played once
-more call by call, a model is made anew by the weighting, aggregate and optimizer of the
-composition, a codec is handed the same values once more. So a policy that comes is covered.
+The checks use only the policies' interfaces: a synchronization rule is replayed call by call,
+a model is rebuilt by the composition's weighting, aggregate and optimizer, and a codec encodes
+the same values again. A new policy is therefore covered without further code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.ps.wire.claims import ClaimBounds
 
-#: Of the durable state: what a shard that comes back has bit for bit as the one that died.
+#: Parts of the durable state that a restarted shard has bit for bit as before its death.
 COMES_BACK = (
     *("model", "scheduler", "members' steps", "members' bases", "averages", "counters", "guard"),
     "quarantine",
@@ -44,7 +44,7 @@ COMES_BACK = (
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """What a run has declared: its policies, and what follows from its flags."""
+    """The settings of a run: its policies, and values derived from its flags."""
 
     method: Method
     spec: ModelSpec
@@ -67,13 +67,13 @@ class Violation:
 
 @dataclasses.dataclass
 class Past:
-    """What a shard has become by the end of a history.
+    """The state of a shard at the end of a history.
 
     Attributes:
-        entries: What happened to its model, in order, as far as it still counts.
+        entries: Events of its model, in order, without the events that restarts undid.
         undone: Rounds that restarts have undone.
-        num_undone: Versions that they have.
-        num_cut: Of these, those that were cut from the journal on purpose, at most.
+        num_undone: Number of versions that restarts have undone.
+        num_cut: Upper bound of the undone versions that a test cut from the journal on purpose.
     """
 
     shard: int
@@ -85,28 +85,28 @@ class Past:
 
     @property
     def applied(self) -> list[Released]:
-        """The rounds that count."""
+        """The rounds that were not undone."""
         return [entry for entry in self.entries if isinstance(entry, Released)]
 
     @property
     def version(self) -> int:
-        """That they lead to."""
+        """The version after these rounds."""
         applied = self.applied
         return applied[-1].version if applied else self.lives[0].version
 
     @property
     def digest(self) -> str:
-        """Of what they lead to."""
+        """The digest of the state after these rounds."""
         applied = self.applied
         return applied[-1].digest if applied else self.lives[0].digest
 
     def pushes(self) -> Iterator[tuple[Released, Arrived]]:
-        """Go through what was applied."""
+        """Iterate over the applied pushes."""
         return ((each, push) for each in self.applied for push in each.arrivals)
 
 
 def check(history: History, declared: Declared) -> list[Violation]:
-    """Return what a history breaks, nothing if all is well."""
+    """Return the violations in a history; an empty list if there are none."""
     found: list[Violation] = []
     pasts = {}
     for shard in history.shards:
@@ -144,7 +144,7 @@ def _follow(history: History, past: Past) -> Iterator[tuple[str, str]]:
 def _come_back(
     past: Past, life: Life, collected: list[tuple[Snapshot | Life, int]], cut: int
 ) -> Iterator[tuple[str, str]]:
-    """Compare what a shard comes back with with what it was."""
+    """Compare a restarted shard's state with its state before the restart."""
     before = past.version
     name = f"shard {past.shard}, generation {life.generation}"
     if past.lives[-1].journal:
@@ -187,7 +187,7 @@ Proof = Callable[[History, Pasts, Declared], Iterable[str]]
 
 
 def _kept(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
-    """Nothing that was acknowledged is lost, but for what restarts without a journal undo."""
+    """No acknowledged update is lost, except updates undone by restarts without a journal."""
     there = {
         shard: {(push.worker, push.step) for _, push in past.pushes()}
         | {(push.worker, push.step) for each in past.undone for push in each.arrivals}
@@ -204,7 +204,7 @@ def _kept(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
 
 
 def _losses(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
-    """What a shard counts as lost is what restarts have undone."""
+    """A shard's count of lost updates equals the number that restarts have undone."""
     for end in history.of(Ended):
         undone = pasts[end.shard].num_undone
         if not undone - pasts[end.shard].num_cut <= end.lost_updates <= undone:
@@ -212,7 +212,7 @@ def _losses(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]
 
 
 def _once(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
-    """Nothing is applied twice, in whichever life."""
+    """No update is applied twice, in any incarnation."""
     for shard, past in pasts.items():
         seen: set[tuple[int, int]] = set()
         for _, push in past.pushes():
@@ -250,7 +250,7 @@ def _versions(history: History, pasts: Pasts, declared: Declared) -> Iterator[st
 
 
 def _generations(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
-    """Of the lives of a shard only the newest applies, and its replies alone are accepted."""
+    """Only the newest incarnation of a shard applies updates, and only its replies are accepted."""
     newest: dict[int, int] = {}  # shard -> generation
     accepted: dict[tuple[int, int], int] = {}
     for record in history:
@@ -301,7 +301,7 @@ def _bound(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
 
 
 def _rule(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
-    """A rule that is told the same releases the same, and lets the same workers proceed."""
+    """A replayed rule with the same input releases the same, and lets the same workers proceed."""
     policy = declared.method.sync
     calls: dict[tuple[int, int], list[RuleCall]] = {}
     for each in history.of(RuleCall):
@@ -313,7 +313,7 @@ def _rule(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
 
 
 def _weights(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
-    """The policies that are told the same make the same weights of the updates, divisor and all."""
+    """Replayed policies make the same weights of the updates, with the same divisor."""
     for past in pasts.values():
         if past.lives[0].theta:
             yield from replayed_model(declared.method, past.lives[0], past.entries)
@@ -326,7 +326,7 @@ def _weights(history: History, pasts: Pasts, declared: Declared) -> Iterator[str
 
 
 def _contents(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
-    """What is applied is what was sent, where nothing may be lost on the way."""
+    """The applied updates equal the sent updates, where no message may be lost."""
     if declared.method.router.uses_datagrams:
         return
     made = {(each.worker, each.shard, each.step, each.digest) for each in history.of(Made)}
@@ -338,7 +338,7 @@ def _contents(history: History, pasts: Pasts, declared: Declared) -> Iterator[st
 
 
 def _claims(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
-    """What counts is what the worker claimed, it is within the bounds, and it is counted once."""
+    """The counted examples equal the worker's claim, within the bounds, and are counted once."""
     claims = ("base_version", "generation", "samples", "local_steps", "lag")
     requested: dict[tuple[int, int, int], list[Request]] = {}
     for each in history.of(Request):
@@ -368,7 +368,7 @@ def _claims(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]
 
 
 def _epochs(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
-    """Every shard follows every epoch that it is told of, and releases no push of a later one."""
+    """Every shard applies every epoch that it receives, and releases no push of a later epoch."""
     published: dict[int, set[int]] = {}
     for record in history:
         if isinstance(record, Published):
@@ -394,12 +394,12 @@ def _epochs(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]
 
 
 def _residuals(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
-    """A codec that is handed the same sends the same: nothing kept back is lost or comes twice."""
+    """A replayed codec with the same input sends the same: no residual is lost or sent twice."""
     return replayed_codecs(declared.method, declared.spec, declared.seed, history)
 
 
 def _copies(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
-    """What a worker holds is what the shard holds that it holds."""
+    """A worker's model equals the shard's copy of the worker's model."""
     handed = {(e.shard, e.worker, e.generation, e.version): e.digest for e in history.of(Handed)}
     for each in history.of(Took):
         known = handed.get((each.shard, each.worker, each.generation, each.version))

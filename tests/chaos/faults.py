@@ -1,6 +1,6 @@
-"""What may go wrong, whom it may befall, and seeded plans of it.
+"""The faults, the nodes that each fault can hit, and seeded plans of faults.
 
-Two harnesses use this: one plays whole runs on a virtual clock, the other starts real processes.
+Two harnesses use the faults: one simulates whole runs, the other starts real processes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 class Fault(enum.Enum):
     """A fault; the value is its name in tables and on the command line."""
 
-    #: kill -9 after a push was made and before it arrived: it is sent, or received, by nobody.
+    #: kill -9 after a push was made and before it arrived: it is never sent, or never received.
     KILL_BEFORE_PUSH = "kill before push"
-    #: kill -9 after a push was taken in (or sent, by a worker) and before its reply was heard.
+    #: kill -9 after a push was received (by a worker: sent) and before its reply was received.
     KILL_AFTER_PUSH = "kill after push"
     #: kill -9 while a snapshot (a worker: its checkpoint) is half written.
     KILL_IN_SNAPSHOT = "kill in snapshot"
@@ -34,7 +34,7 @@ class Fault(enum.Enum):
     REORDERED = "reordered"
     #: Bytes of a message are changed on the way.
     GARBLED = "garbled"
-    #: The peer is gone and nobody is told: what is sent vanishes, and no connection breaks.
+    #: The peer vanishes silently: messages to it are dropped, and no connection breaks.
     HALF_OPEN = "half-open"
     #: The wall clock jumps; or, as time that passes unseen, the process wakes up much later.
     CLOCK_JUMP = "clock jump"
@@ -43,7 +43,7 @@ class Fault(enum.Enum):
 
     @property
     def kills(self) -> bool:
-        """Whether the victim is killed, and has to be started anew."""
+        """True if the fault kills the victim, which must be restarted."""
         return self in _KILLS
 
 
@@ -87,9 +87,9 @@ class Plan:
 
     fault: Fault
     victim: Victim
-    #: When it strikes, as a part of what the undisturbed run takes (seconds or updates), in [0, 1).
+    #: Time of the fault as a fraction of the undisturbed run (seconds or updates), in [0, 1).
     instant: float
-    #: What else a harness draws: which worker, how long, which byte.
+    #: Seed of the harness's further draws: which worker, how long, which byte.
     seed: int
 
     def __str__(self) -> str:
@@ -108,7 +108,7 @@ _EARLIEST, _LATEST = 0.02, 0.95  # later, a run may be over before it is struck
 def plans(
     seed: int, count: int, pairs: Iterable[tuple[Fault, Victim]] = POSSIBLE
 ) -> Iterator[Plan]:
-    """Return `count` plans that go through the pairs in turn, at random instants.
+    """Return `count` plans that cycle through the pairs, at random instants.
 
     Plan number n of a seed is always the same, however many follow.
 

@@ -1,8 +1,8 @@
-"""What the nodes of a run did and were answered, as plain records, whoever wrote them down.
+"""Records of the events of a run: requests, replies, updates, starts and ends of nodes.
 
-A history is a list of records in order of time: workers' requests and what came back, what shards
-applied and sent, in real processes and in the Simulator alike (`tests.chaos.recorder`). Nothing in
-it is a verdict; `tests.chaos.checker` has these.
+A history is a list of records in order of time: workers' requests and the replies, updates that
+shards applied and sent, in real processes and in the Simulator (`tests.chaos.recorder`). The
+records hold no verdict; `tests.chaos.checker` checks them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """One thing that a node did, or that came back to it."""
+    """One action of a node, or one event that reached a node."""
 
     at: float  # seconds, by a clock that all nodes of the run share
 
@@ -31,7 +31,7 @@ class Record:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OfWorker(Record):
-    """Of one process of a worker."""
+    """A record of one process of a worker."""
 
     worker: int
     incarnation: int = 0  # 0: not known there
@@ -46,7 +46,7 @@ class Welcomed(OfWorker):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request(OfWorker):
-    """A pull (`step` 0) or a push was invoked; what it claims."""
+    """A pull (`step` 0) or a push was invoked, with the worker's claims."""
 
     shard: int
     step: int
@@ -59,7 +59,7 @@ class Request(OfWorker):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Made(OfWorker):
-    """A worker has made its update for a shard; the digest is of what it decodes to."""
+    """A worker has made its update for a shard; the digest is of the decoded update."""
 
     shard: int
     step: int
@@ -80,7 +80,7 @@ class Acknowledged(OfWorker):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Took(OfWorker):
-    """A worker has a shard's model now; the digest is of what it holds."""
+    """A worker has received a shard's model; the digest is of the worker's copy."""
 
     shard: int
     version: int
@@ -103,12 +103,12 @@ class Coded(OfWorker):
     group: int
     keep: float | None
     values: bytes
-    digest: str  # of the packet
+    digest: str  # digest of the packet
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PutBack(OfWorker):
-    """A worker took what it had sent last back into its residuals, for it was rejected."""
+    """A worker added its last update back to its residuals, because the update was rejected."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ class Kept(OfWorker):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Restored(OfWorker):
-    """A worker goes on with a state saved after step `saved`; shards had applied `applied`."""
+    """A worker continues from a state saved after step `saved`; shards had applied `applied`."""
 
     saved: int
     applied: int
@@ -136,10 +136,10 @@ class Restored(OfWorker):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OfShard(Record):
-    """Of one life of a shard.
+    """A record of one incarnation of a shard.
 
-    A shard that is killed may have written an event and not handled it: the next life replays it,
-    and writes down as `replayed` what it then did.
+    A killed shard may have journaled an event without handling it: the next incarnation replays it,
+    and records its actions as `replayed`.
     """
 
     shard: int
@@ -154,14 +154,14 @@ class Life(OfShard):
     version: int
     samples: int
     journal: bool  # every event is on disk before it is handled
-    digest: str  # of what follows from updates
+    digest: str  # digest of the state that follows from updates
     backups: str  # digest of copies that workers hold
-    rule: dict[str, Any]  # what the rule of synchronisation remembers, as plain data
+    rule: dict[str, Any]  # state of the synchronization rule, as plain data
     steps: dict[str, int]  # worker -> newest step applied
     parts: dict[str, str]  # name of a part of the core -> digest of its durable state
     before: dict[str, str] | None  # the same of the life before, when it died; None: not known
-    disk_failed: bool = False  # that life could not write any more: its last answers are not kept
-    settings: Any = None  # of the core, as plain data
+    disk_failed: bool = False  # the disk failed: its last replies are not on disk
+    settings: Any = None  # state of the core, as plain data
     theta: bytes = b""  # [n] float32; empty where models are recorded by digests alone
 
 
@@ -178,7 +178,7 @@ class Arrived:
     samples: int
     local_steps: int
     lag: int
-    digest: str  # of the update
+    digest: str  # digest of the update
     indices: bytes | None  # int64; None: all
     values: bytes  # float32; empty where models are recorded by digests alone
     kept: bool  # the weighting did not drop it
@@ -192,16 +192,16 @@ class Released(OfShard):
     version: int  # after
     samples: int  # before
     oldest_base: int
-    share: float  # of all workers that these are
-    epoch: int  # of membership, here
+    share: float  # fraction of all workers
+    epoch: int  # membership epoch at this shard
     arrivals: tuple[Arrived, ...]
-    digest: str  # of what follows from updates, after
+    digest: str  # digest of the state that follows from updates, after the round
     theta: bytes  # [n] float32 after; empty where models are recorded by digests alone
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Handed(OfShard):
-    """A shard has made the reply to a worker; the digest is of what the worker holds with it."""
+    """A shard has made the reply to a worker; the digest is of the model after the reply."""
 
     worker: int
     version: int
@@ -217,11 +217,11 @@ class Forgot(OfShard):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RuleCall(OfShard):
-    """A call of the rule of synchronisation, and what it returned."""
+    """A call of the synchronization rule, and its result."""
 
     call: str
     arguments: list[Any]
-    released: list[list[list[int]]] | None = None  # of `advance`: rounds of (worker, step)
+    released: list[list[list[int]]] | None = None  # result of `advance`: rounds of (worker, step)
     proceeding: list[int] | None = None
     clocks: dict[str, int] = dataclasses.field(default_factory=dict)  # after `advance`
     live: tuple[int, ...] = ()  # after `advance`
@@ -237,7 +237,7 @@ class Published(OfShard):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Followed(OfShard):
-    """Another shard was told of an epoch; what it knows afterwards."""
+    """Another shard received an epoch; its state afterwards."""
 
     number: int
     live: tuple[int, ...]
@@ -257,7 +257,7 @@ class Snapshot(OfShard):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CutOff(Record):
-    """Records were cut from a dead shard's journal on purpose: what they held may be missing."""
+    """A test cut records from a dead shard's journal: updates in these records may be missing."""
 
     shard: int
     updates: int
@@ -265,7 +265,7 @@ class CutOff(Record):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ended(OfShard):
-    """What a shard ended with."""
+    """The final state of a shard."""
 
     version: int
     samples: int
@@ -307,7 +307,7 @@ class History(list[Record]):
 
     @staticmethod
     def read(paths: Iterable[pathlib.Path]) -> History:
-        """Read what several nodes have written, whose last lines may be cut short."""
+        """Read the histories of several nodes; a last line may be cut short."""
         found: list[Record] = []
         for path in paths:
             text = path.read_text()
@@ -363,7 +363,7 @@ def digest(*values: Any) -> str:
     return found.hexdigest()
 
 
-#: Types whose text says all of a value; most of what is fed is one of them.
+#: Types whose text determines the value; most digested values have one of these types.
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 #: Names of dtypes. numpy builds `dtype.name` at each access, which takes ten times as long as this.
 _name_of = functools.cache(str)

@@ -1,8 +1,8 @@
-"""``main.py`` as tests start it: writes its history, may have a planted bug and a bad disk.
+"""``main.py`` as tests start it: records its history, with an optional planted bug or bad disk.
 
-What is wanted is in the environment: CHAOS_HISTORY, the file to append records to; CHAOS_SHARD,
-which shard this is; CHAOS_PLANT, a bug; CHAOS_TROUBLE, a file that says what the disk and the wall
-clock of this node do now (JSON; see `Trouble`).
+The settings are in the environment: CHAOS_HISTORY, the file to append records to; CHAOS_SHARD,
+the shard's number; CHAOS_PLANT, a bug; CHAOS_TROUBLE, a JSON file with the present faults of the
+node's disk and wall clock (see `Trouble`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from thinwire.cli.commands import run_role
 from thinwire.ps.persistence.journal import Journal
 from thinwire.runtime.persistence.checkpoint import Checkpoints
 
-#: What a node's file of trouble may hold, and what it means.
+#: Keys of a node's trouble file, and their meanings.
 TROUBLE = {
     "slow_seconds": "of each append to the journal and each snapshot",
     "fails": "whether snapshots are refused (EIO)",
@@ -33,7 +33,7 @@ TROUBLE = {
 
 
 class Trouble:
-    """What a node's disk and wall clock do, read from a file that may change at any time."""
+    """Present faults of a node's disk and wall clock, from a file that may change at any time."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -51,11 +51,11 @@ class Trouble:
         return self._now.get(name, 0)
 
     def install(self) -> None:
-        """Let it befall this process."""
+        """Apply the faults to this process."""
         now = time.time
 
         def jumped() -> float:
-            # gRPC gives what it reads here to C, whose clock does not jump: it would wait for days.
+            # gRPC passes this time to C code, whose clock does not jump: it would wait for days.
             caller = str(sys._getframe(1).f_globals.get("__name__"))
             return now() + (0.0 if caller.startswith("grpc.") else self["clock_seconds"])
 
@@ -76,7 +76,7 @@ class Trouble:
 
 
 def record_to(path: str) -> Callable[[Record], None]:
-    """Return what appends records to a file, each whole or not at all, whoever dies then."""
+    """Return a function that appends whole records to a file, even if the process is killed."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     lock = threading.Lock()
 
@@ -89,7 +89,7 @@ def record_to(path: str) -> Callable[[Record], None]:
 
 
 def main() -> None:
-    """Prepare this process as its environment says, and be the node that its flags name."""
+    """Prepare this process as its environment requests, and run the node of its flags."""
     given = os.environ
     if given.get("CHAOS_PLANT"):
         planted.PLANTS[given["CHAOS_PLANT"]].install()

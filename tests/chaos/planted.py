@@ -1,6 +1,6 @@
-"""Bugs to be found: each changes the product from outside, for tests alone.
+"""Planted bugs for the chaos tests: each bug patches classes of the product.
 
-A plant is a function that patches classes within a context; nothing of the product knows of it.
+A plant is a function that patches classes within a context; the product does not know the plants.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Plant:
     """A bug.
 
     Attributes:
-        patches: Makes its patches anew.
+        patches: Returns new patches at each call.
         promises: A finding of any of these is of this bug.
         simulated: Whether it can show on a virtual clock.
     """
@@ -135,7 +135,7 @@ def _stale_divisor() -> list[Patch]:
 
 @_plant("bound", "rule")
 def _bound_off_by_one() -> list[Patch]:
-    """Workers may be one iteration further ahead than is said."""
+    """Workers may be one iteration further ahead than configured."""
 
     def start(inner: Any, policy: GroupSync) -> GroupRounds:
         rule: GroupRounds = inner(policy)
@@ -147,7 +147,7 @@ def _bound_off_by_one() -> list[Patch]:
 
 @_plant("kept", "weights", "versions")
 def _snapshot_without_its_last_record() -> list[Patch]:
-    """A snapshot is of before the last event, and the journal goes on after it."""
+    """A snapshot lacks the last event, and the journal continues after this event."""
     before: dict[int, Any] = {}
 
     def handle(inner: Any, journaled: JournaledCore, event: Any, now: float) -> Any:
@@ -163,7 +163,7 @@ def _snapshot_without_its_last_record() -> list[Patch]:
 
 @_plant("residuals")
 def _residual_restored_twice() -> list[Patch]:
-    """A worker takes back its residual, though shards have applied what was sent of it since."""
+    """A worker adds back its residual, although shards have applied updates that used it."""
 
     def restore(inner: Any, core: WorkerCore, state: Any, last_applied_step: int) -> Any:
         found = inner(core, state, state["step"])
@@ -220,7 +220,7 @@ def _momentum_of_a_lost_update_kept() -> list[Patch]:
 
 @_plant("generations", simulated=False)
 def _lock_that_is_not_held() -> list[Patch]:
-    """A second process may write to the same files; the lock names whoever came last."""
+    """A second process may write to the same files; the lock names the latest process."""
 
     def attempt(inner: Any, lock: DirectoryLock) -> bool:
         found: bool = inner(lock)

@@ -1,6 +1,6 @@
 """Many kill -9 of a real PS: ``python -m tests.chaos.process --method adacomp --kills 20``.
 
-Prints a line for each kill. Exit code 1: something was lost, double, or different from a replay.
+Prints a line for each kill. Exit code 1: an update was lost or applied twice, or a replay differs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.chaos.faults import Fault, Plan, Victim, plans
 from tests.chaos.process_cast import Cast
 from tests.chaos.process_trial import Kill, Trial
 
-#: Method -> flags that make it quick and give the server a state beside the weights.
+#: Method -> flags that make it quick and give the server a state in addition to the weights.
 METHODS: dict[str, tuple[str, ...]] = {
     "adacomp": (),
     "dgs": (),
@@ -31,13 +31,13 @@ _KILLS = tuple(fault for fault in Fault if fault.kills)
 
 
 def plans_of_kills(seed: int, count: int, nb_ps: int) -> Iterator[Plan]:
-    """Return seeded plans of kills that go through all of them in turn."""
+    """Return seeded plans of kills that cycle through all kinds of kills."""
     victims = SHARDS if nb_ps > 1 else SHARDS[:1]
     return plans(seed, count, tuple(itertools.product(_KILLS, victims)))
 
 
 def main(arguments: list[str]) -> int:
-    """Run as the command line says; return the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--method", choices=METHODS, default="adacomp")
     parser.add_argument("--kills", type=int, default=20)

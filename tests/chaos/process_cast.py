@@ -1,8 +1,8 @@
-"""The real processes of a run, each with wires of its own to every shard that may be tampered with.
+"""Real processes of a run; proxies between each client and each shard can tamper with the traffic.
 
-A client dials a loopback address of its own at the shard's port, where a proxy listens; the shard
-is at 127.0.0.1. So datagrams, which go to the same host at ports that the shard names, meet a proxy
-too.
+Each client dials its own loopback address at the shard's port, where a proxy listens; the shard
+listens at 127.0.0.1. Datagrams go to the same host at ports that the shard names, so they pass
+through a proxy too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SMALL = (
     "--iter_max=100000000",
 )
 LENET = "--network=lenet"
-#: Does what its environment says before it is the node that its flags name.
+#: Prepares the process by its environment, then runs the node that its flags name.
 NODE = pathlib.Path(__file__).with_name("node.py")
 TOKEN = "what only the nodes of this run know"
 
@@ -46,14 +46,14 @@ class Cast:
     """One run.
 
     Args:
-        folder: For everything it writes.
-        flags: Of all nodes, beside SMALL.
+        folder: Folder for all files of the run.
+        flags: Flags of all nodes, in addition to SMALL.
         nb_workers: Workers 1..n.
         nb_ps: Shards 0..n-1.
-        seed: Of the run, and of what proxies do.
-        protected: With certificates and a token; then nothing is overheard.
-        model: The flag that names the model.
-        plant: A bug that every node has.
+        seed: Seed of the run and of the proxies.
+        protected: True to use certificates and a token; proxies then cannot read the traffic.
+        model: Command-line flag that names the model.
+        plant: A bug planted in every node.
     """
 
     def __init__(
@@ -102,13 +102,13 @@ class Cast:
 
     @property
     def run_dir(self) -> pathlib.Path:
-        """Of all nodes."""
+        """Flags of all nodes."""
         return self.nodes.run_dir
 
     # -- processes ------------------------------------------------------------------------------
 
     def start(self, *names: str) -> None:
-        """Start nodes; a name that has ended starts anew."""
+        """Start nodes; the name of an ended node may be started again."""
         for name in names:
             kind, _, number = name.partition("-")
             hosts = ",".join(f"{self._host_of(name)}:{port}" for port in self.ports)
@@ -148,7 +148,7 @@ class Cast:
         return History.read(sorted(self.folder.glob("*.history")))
 
     def start_all(self, supervisor: bool = True) -> None:
-        """Start everybody."""
+        """Start all nodes."""
         self.start(*(name for name in self.names if supervisor or name != "supervisor"))
 
     def kill(self, name: str) -> None:
@@ -156,7 +156,7 @@ class Cast:
         self.nodes.kill(name)
 
     def signal(self, name: str, number: int) -> None:
-        """Send a signal, if the process lives."""
+        """Send a signal, if the process runs."""
         if self.is_running(name):
             self.nodes.processes[name].send_signal(number)
 
@@ -170,7 +170,7 @@ class Cast:
         return self.nodes.processes[name].pid
 
     def forget(self, name: str) -> None:
-        """Remove what a node wrote of itself: its next life is a new one."""
+        """Remove a node's files, so that its next process is a new incarnation."""
         shutil.rmtree(checkpoints_of(self.run_dir, name), ignore_errors=True)
 
     # -- wires ----------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class Cast:
         self.wires[name, shard] = Proxy(self.board, listen, target, seed, heard)
 
     def _open_for_bulk(self, worker: int, shard: int, port: int) -> None:
-        """Pass on what a worker is about to connect to."""
+        """Forward to the port that a worker is about to dial."""
         heard = self.hearing.between(worker, shard, BulkMessages)
         self.wires[f"worker-{worker}", shard].open_beside(port, heard)
 
@@ -236,7 +236,7 @@ class Cast:
     # -- the end --------------------------------------------------------------------------------
 
     def status(self, seconds: float = 60.0, halt: bool = False) -> run_status.RunStatus:
-        """Return what shard 0 says of the run, asked as a Supervisor that evaluates nothing.
+        """Return the run's status from shard 0, requested as a Supervisor that evaluates nothing.
 
         Args:
             seconds: Patience.
@@ -292,7 +292,7 @@ class Cast:
         return {name: self.nodes.processes[name].returncode for name in names}
 
     def close(self) -> None:
-        """Reap everybody."""
+        """Reap all nodes."""
         for process in self.nodes.processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
@@ -301,9 +301,9 @@ class Cast:
 
 
 class Awake:
-    """Seconds since it was made, without those in which this process stood still.
+    """Seconds since this object was made, without the time in which this process was stopped.
 
-    To be asked often: of a longer time than `most_seconds` between two questions only that counts.
+    Call it often: at most `most_seconds` count between two calls.
     """
 
     def __init__(self, most_seconds: float = 2.0) -> None:
@@ -317,10 +317,10 @@ class Awake:
 
 
 def wait_until(holds: Callable[[], bool], seconds: float, what: str = "") -> bool:
-    """Return whether it holds within so many seconds.
+    """Wait until the condition holds; return False after this many seconds.
 
     Raises:
-        AssertionError: It does not, and `what` was to be waited for.
+        AssertionError: The condition does not hold; `what` names the awaited event.
     """
     awake = Awake()
     while not holds():

@@ -1,4 +1,4 @@
-"""What a run of real processes has declared, and what its shards have left on disk."""
+"""Settings of a run of real processes, and the state that its shards leave on disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thinwire.runtime.persistence import checkpoint
 
 
 def declared_by(cast: Cast) -> Declared:
-    """Return what the checker knows of a run that has begun, by its flags and its model."""
+    """Return the checker's settings of a started run, from its flags and its model."""
     run = Witness(cast.run_dir, 0).run
     tensors = (TensorSpec(p, tuple(s), d) for p, s, d in _newest(cast, 0)["model"])
     spec = ModelSpec(tuple(tensors))

@@ -1,6 +1,6 @@
-"""Every fault that can befall a real node, one after the other in one run, and what survives it.
+"""Each fault that can hit a real node, one after the other in one run, and the recovery.
 
-A disk that is full is tried by itself (tests/test_journal_processes.py): it ends the run.
+A full disk ends the run, so tests/test_journal_processes.py tests this fault alone.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from tests.chaos.process_trial import PATIENCE_SECONDS, Trial
 from tests.chaos.proxy import DOWN, UP
 from tests.chaos.proxy_datagrams import Weather
 
-#: What a wire without TLS delivers changed, nobody can tell from what was sent: datagrams are
-#: garbled, whose seals show it, and streams only where the run is protected.
+#: Without TLS a garbled message on a stream cannot be told from a valid one. So the tests garble
+#: datagrams, which have seals, and garble streams only if the run is protected.
 _OF_DATAGRAMS = (Fault.DUPLICATED, Fault.REORDERED, Fault.GARBLED)
 _SECONDS = (0.3, 1.0, 4.0)  # shorter and longer than a lease
 _LONG_SECONDS = 8.0
 
 
 def pairs(protected: bool) -> tuple[tuple[Fault, Victim], ...]:
-    """Return what can be tried on processes: of datagrams only where they can be overheard."""
+    """Return the faults for processes; datagram faults only if the proxies can read the traffic."""
     left_out = {Fault.DISK_FULL, *((Fault.DUPLICATED, Fault.REORDERED) if protected else ())}
     if not protected:  # a worker's datagrams are on the way to a shard
         return tuple(
@@ -37,7 +37,7 @@ def pairs(protected: bool) -> tuple[tuple[Fault, Victim], ...]:
 
 
 class Faults:
-    """Lets faults befall the nodes of a trial, and waits until everybody trains again.
+    """Applies faults to the nodes of a trial, and waits until all workers train again.
 
     Args:
         trial: Begun, with a Supervisor.
@@ -47,10 +47,10 @@ class Faults:
         self._trial, self._cast = trial, trial.cast
 
     def befall(self, plan: Plan) -> str:
-        """Carry out one plan; return whom it hit.
+        """Carry out one plan; return the name of the victim.
 
         Raises:
-            AssertionError: Somebody ended, or does not train on, or something is lost.
+            AssertionError: A node ended, a worker does not continue, or an update is lost.
         """
         dice = random.Random(plan.seed)
         name = _name_of(self._cast, plan.victim, dice)
@@ -65,7 +65,7 @@ class Faults:
         return name
 
     def _kill_client(self, fault: Fault, name: str) -> None:
-        """Kill a worker at a message of its own, or the Supervisor, and start it anew."""
+        """Kill a worker at one of its messages, or the Supervisor, and restart the node."""
         worker = int(name[7:]) if name.startswith("worker-") else 0
         if worker and not self._cast.protected:
             body = "reply" if fault is Fault.KILL_AFTER_PUSH else "push"
@@ -109,7 +109,7 @@ class WorkerAmbush:
         self.done = False
 
     def __call__(self, worker: int, shard: int, message: Any) -> bool:
-        """See `proxy_hearing.Ambusher`."""
+        """Kill the victim at a message; see `proxy_messages.Ambusher`."""
         del shard
         if worker != self._worker or message.WhichOneof("body") != self._body:
             return True

@@ -1,8 +1,8 @@
-"""What a dead shard left on disk, replayed here: nothing of the shard that comes back is used.
+"""Replay in the test's process of the files that a killed shard left on disk.
 
-A snapshot that a living shard wrote must be what the snapshot before it and the journal between
-them lead to, bit for bit; and what a shard comes back with, what the newest of them and the rest
-of the journal do.
+A snapshot of a living shard must equal the previous snapshot plus the journal between the two,
+bit for bit. The state of a restarted shard must equal the newest snapshot plus the remaining
+journal. No state of the restarted shard is used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def snapshots(folder: pathlib.Path) -> list[pathlib.Path]:
 
 @dataclasses.dataclass
 class Found:
-    """What a replay led to."""
+    """The result of a replay."""
 
     core: PsCore
     replayed: Replayed
@@ -53,14 +53,14 @@ class Witness:
     """Replays what shard `number` of a run left behind.
 
     Args:
-        run_dir: Of the run; its flags are read from what the shard wrote there.
-        number: Of the shard.
+        run_dir: Directory of the run; the flags are read from the shard's file in it.
+        number: Number of the shard.
     """
 
     def __init__(self, run_dir: pathlib.Path, number: int) -> None:
         self.number, self.name = number, f"ps-{number}"
         self.folder = checkpoints_of(run_dir, self.name)
-        with given() as known:  # a library that a node imports may have flags of its own
+        with given() as known:  # an imported library may have flags too
             ours = tuple(f"{dash}{name}" for name in known for dash in ("--", "--no"))
         kept = (run_dir / f"flags-{self.name}.txt").read_text().splitlines()
         with given(*(line for line in kept if line.partition("=")[0] in ours)):
@@ -69,12 +69,12 @@ class Witness:
         self.num_events = 0  # replayed so far
 
     def copy(self, to: pathlib.Path) -> pathlib.Path:
-        """Copy what the shard has left; return where to."""
+        """Copy the shard's files; return the copy."""
         shutil.copytree(self.folder, to, ignore=shutil.ignore_patterns(".tmp-*"))
         return to
 
     def check_living(self, copy: pathlib.Path) -> int:
-        """Compare what a living shard wrote with what its journal says; return how many times.
+        """Compare a living shard's snapshots with its journal; return the number of comparisons.
 
         Raises:
             AssertionError: They differ.
@@ -109,7 +109,7 @@ class Witness:
         return Found(cores[-1], come)
 
     def check_return(self, found: Found, first: State, lost: int = 0) -> None:
-        """Compare what a shard came back with, its first snapshot, with a replay.
+        """Compare a restarted shard's first snapshot with a replay.
 
         Args:
             found: By the replay.
@@ -132,7 +132,7 @@ class Witness:
         assert_same(first["core"], replayed, "what it came back with")
 
     def _without(self, copy: pathlib.Path, number: int) -> pathlib.Path:
-        """Return a folder with what a copy has of before a journal's file."""
+        """Return a folder with the copied files from before a journal's file."""
         folder = copy.with_name(copy.name + "-before")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -162,10 +162,10 @@ def _aux_of(state: State) -> WorkerAverages:
 def tear(folder: pathlib.Path, dice: Any, cut: bool) -> str:
     """Leave the newest journal as a kill within an append would, or damage it.
 
-    Returns what was done; nothing where only a head is there.
+    Returns a description of the damage; an empty text if the journal holds only a head.
 
     Args:
-        folder: Of the shard's checkpoints.
+        folder: Folder of the shard's checkpoints.
         dice: random.Random.
         cut: Whether to cut the last record short instead of beginning another.
     """

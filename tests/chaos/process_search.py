@@ -1,4 +1,4 @@
-"""Random faults on real processes that write their histories; see `tests.chaos.search`."""
+"""Random faults on real processes that record their histories; see `tests.chaos.search`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from thinwire.runtime.telemetry.run_status import WorkerMetrics
 
 _ENTROPY = 79
 _MODEL = f"--model={pathlib.Path(__file__).with_name('tiny_model.py')}"
-#: Method -> flags with which it does what it is for on a small model.
+#: Method -> flags that make the method effective on a small model.
 _FLAGS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("adacomp", "dgs", "dgc", "gd"), ("--compression_rate=0.3",)),
     "dgt": ("--dgt_k=0.3", "--dgt_block_size=16", "--dgt_wait_ms=20"),
@@ -41,18 +41,18 @@ _FLAGS: dict[str, tuple[str, ...]] = {
 }
 _NB_WORKERS, _FEWEST_WORKERS = 3, 2
 _MOST_FAULTS = 4
-_SECONDS = 6.0  # in which faults strike
+_SECONDS = 6.0  # period of the faults
 _PATIENCE_SECONDS = 90.0
 _STEP_SECONDS = 0.03
-_REFUSAL_SECONDS = 30.0  # in which a second process is refused
-#: What a shard writes that ends because its disk refuses the snapshot that it begins with.
+_REFUSAL_SECONDS = 30.0  # limit for the rejection of a second process
+#: Log line of a shard that ends because its disk rejects the first snapshot.
 _NO_SNAPSHOT = "cannot write a checkpoint into"
 _RESTART_SECONDS = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Strike:
-    """One fault: when, what, whom, and what else is drawn."""
+    """One fault: its time, kind, victim, and further drawn values."""
 
     at: float  # seconds
     kind: str
@@ -65,7 +65,7 @@ class Strike:
 
 @dataclasses.dataclass(frozen=True)
 class ProcessTrial:
-    """One run of real processes, and what befalls it."""
+    """One run of real processes, and its faults."""
 
     seed: int
     number: int
@@ -78,7 +78,7 @@ class ProcessTrial:
 
     @staticmethod
     def of(seed: int, number: int) -> ProcessTrial:
-        """Return a seed's trial of a number: always the same, as far as it is drawn."""
+        """Return the trial with this number of a seed; its drawn part is always the same."""
         dice = random.Random(f"{_ENTROPY} {seed} {number}")
         method = list(METHODS)[number % len(METHODS)]
         journal, nb_ps = dice.choice(("on", "on", "auto")), dice.choice((1, 2))
@@ -101,12 +101,12 @@ class ProcessTrial:
 
     @property
     def faults(self) -> list[str]:
-        """Kinds of what befalls it."""
+        """Kinds of the trial's faults."""
         return [strike.kind for strike in self.strikes]
 
     @property
     def command(self) -> str:
-        """What repeats it."""
+        """The command that repeats the trial."""
         faults = ",".join(map(str, self.kept)) or "none"
         return (
             f"python -m tests.chaos.search --seed {self.seed} --repeat {self.number} --real "
@@ -131,7 +131,7 @@ class ProcessTrial:
         )
 
     def resized(self, workers: int, steps: int) -> ProcessTrial:
-        """Return it with so many workers; it ends by time."""
+        """Return the trial with this many workers; the trial ends by time."""
         del steps
         return dataclasses.replace(self, nb_workers=workers)
 
@@ -160,17 +160,17 @@ def play(trial: ProcessTrial, plant: str = "") -> Verdict:
         if not found:
             history += ended(cast)
         if all((cast.run_dir / f"flags-{name}.txt").exists() for name in cast.shards):
-            found += check(history, declared_by(cast))  # else it has not begun
+            found += check(history, declared_by(cast))  # otherwise the run has not started
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return Verdict(tuple(found), history)
 
 
 class Struck:
-    """Lets faults befall the processes of a run; to be used once.
+    """Applies faults to the processes of a run; to be used once.
 
     Attributes:
-        bad_disks: Names of nodes whose disk has refused, or refuses, to be written.
+        bad_disks: Names of nodes whose disk has rejected writes, or rejects writes now.
 
     Args:
         cast: Not yet started.
@@ -185,10 +185,10 @@ class Struck:
         self._seconds: list[str] = []  # names of second processes
 
     def play(self, strikes: tuple[Strike, ...]) -> None:
-        """Start everybody, strike, mend, and end the run.
+        """Start all nodes, apply the faults, repair them, and end the run.
 
         Raises:
-            AssertionError: The run does not go on, or a node ends as it should not.
+            AssertionError: The run does not continue, or a node ends unexpectedly.
         """
         cast = self.cast
         cast.start_all(supervisor=False)
@@ -210,16 +210,16 @@ class Struck:
         assert not wrong, f"ended with {wrong}: {outputs}"
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:
-        """Do something so many seconds after the beginning of the faults, or from now."""
+        """Call a function this many seconds after the first fault, or now if the time is past."""
         when = max(self._began + seconds, time.monotonic())
         heapq.heappush(self._due, (when, len(self._due) + random.random(), what))
 
     def after(self, seconds: float, what: Callable[[], None]) -> None:
-        """Do something in so many seconds."""
+        """Call a function in this many seconds."""
         self.later(time.monotonic() - self._began + seconds, what)
 
     def start_after(self, seconds: float, name: str) -> None:
-        """Start a node anew that has been killed."""
+        """Restart a killed node."""
         self._down.add(name)
 
         def start() -> None:
@@ -249,7 +249,7 @@ class Struck:
         return f"second-{name}" in self._seconds and self.cast.is_running(f"second-{name}")
 
     def _is_over(self) -> bool:
-        """Do what is due; return whether nothing is to come."""
+        """Run all due actions; return True if no action is left."""
         self._mend()
         return not self._due
 
@@ -263,10 +263,10 @@ class Struck:
             is_promised = process.returncode == EXIT_CONFIGURATION and _NO_SNAPSHOT in said
             if not (is_promised and name in self.bad_disks):
                 raise AssertionError(f"{name} ended with {process.returncode} unasked: {said}")
-            self.start_after(_RESTART_SECONDS, name)  # the same command goes on
+            self.start_after(_RESTART_SECONDS, name)  # the same command resumes
 
     def _progress(self, when: str) -> None:
-        """Wait until every worker has gone on."""
+        """Wait until every worker has made progress."""
         before: dict[int, int] = {}
 
         def goes_on() -> bool:
@@ -292,7 +292,7 @@ class Kind:
 
 
 def _kill(struck: Struck, strike: Strike) -> None:
-    if struck.has_second(strike.name):  # which would take its place, as it may
+    if struck.has_second(strike.name):  # it may replace the killed process
         struck.after(0.2, lambda: _kill(struck, strike))
     elif not struck.is_down(strike.name):
         struck.cast.kill(strike.name)
@@ -343,7 +343,7 @@ def _clock(struck: Struck, strike: Strike) -> None:
     _trouble(clock_seconds=ahead)(struck, strike)
 
 
-#: Name -> what it does.
+#: Name -> action.
 KINDS: dict[str, Kind] = {
     "kill": Kind(_kill),
     "kill of a shard": Kind(_kill, of_shards=True),
@@ -360,6 +360,6 @@ KINDS: dict[str, Kind] = {
     "slow disk": Kind(_trouble(slow_seconds=0.15), of_shards=True),
     "disk error": Kind(_trouble(fails=1), of_shards=True),
     "second process": Kind(lambda struck, strike: struck.start_second(strike.name), of_shards=True),
-    # What is pushed meanwhile arrives, and is pushed again on the next connection.
+    # Pushes sent meanwhile arrive, and are sent again on the next connection.
     "lost answers": Kind(_wires(lambda wire, dice: wire.vanish(dice.choice((1.0, 2.0)), DOWN))),
 }

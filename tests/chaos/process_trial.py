@@ -1,4 +1,4 @@
-"""Kills the shards of a real run, over and over, and judges what comes back each time."""
+"""Kills the shards of a real run repeatedly and checks each restarted shard."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.chaos.process_replay import Found, Witness, snapshots, tear
 from thinwire.ops.types import State
 from thinwire.runtime.persistence import checkpoint
 
-#: How long a node may take to do what is waited for, on a machine that does other things as well.
+#: Time limit for a node's action, on a machine that runs other work as well.
 PATIENCE_SECONDS = 150.0
 #: Updates of each worker between two kills, at most.
 _MOST_STEPS = 25
@@ -30,16 +30,16 @@ _MOST_STEPS = 25
 
 @dataclasses.dataclass(frozen=True)
 class Kill:
-    """One kill -9 and what was found."""
+    """One kill -9 and its results."""
 
     plan: Plan
     shard: int
-    version: int  # that it came back with
+    version: int  # version of the restarted shard
     events: int  # replayed
-    told: int  # pushes that workers had been told of, so far
-    compared: int  # snapshots of the living shard that the journal leads to
-    torn: str  # what was done to the journal
-    seconds: float  # until it had come back
+    told: int  # pushes acknowledged to workers so far
+    compared: int  # snapshots of the living shard that equal a replay of its journal
+    torn: str  # damage to the journal
+    seconds: float  # time until the shard was back
 
 
 class Ambush:
@@ -49,16 +49,16 @@ class Ambush:
         """Lie in wait.
 
         Args:
-            pid: Of the shard.
+            pid: Process id of the shard.
             shard: Its number.
-            body: Of the message: "push" or "reply".
-            vanishes: Whether the message gets no further.
+            body: Kind of the message: "push" or "reply".
+            vanishes: True if the message is dropped.
         """
         self._pid, self._shard, self._body, self._vanishes = pid, shard, body, vanishes
         self.done = False
 
     def __call__(self, worker: int, shard: int, message: Any) -> bool:
-        """See `proxy_hearing.Ambusher`."""
+        """Kill the shard at the message; see `proxy_messages.Ambusher`."""
         del worker
         if shard != self._shard or message.WhichOneof("body") != self._body:
             return True
@@ -70,11 +70,11 @@ class Ambush:
 
 
 class Trial:
-    """A run whose shards are killed.
+    """A run with kills of its shards.
 
     Args:
         cast: Its processes, not yet started.
-        seed: Of everything that the plans leave open.
+        seed: Seed of all choices that the plans leave open.
     """
 
     def __init__(self, cast: Cast, seed: int) -> None:
@@ -84,25 +84,25 @@ class Trial:
         self.kills: list[Kill] = []
         self.between: Callable[[], None] = self._all_run  # called again and again while waiting
         self.codes: dict[str, int] = {}  # at the end
-        self.num_cut = 0  # records cut off: what they held may be lost
+        self.num_cut = 0  # records cut off: their updates may be lost
 
     @property
     def num_told(self) -> int:
-        """How many pushes workers were told of, each shard's counted."""
+        """How many pushes shards have acknowledged to workers, summed over shards."""
         return sum(len(told) for told in list(self.cast.hearing.told.values()))
 
     def begin(self, supervisor: bool) -> None:
-        """Start everybody and wait until they work."""
+        """Start all nodes and wait until they work."""
         self.cast.start_all(supervisor)
         self.progress(2)
 
     def progress(self, steps: int) -> None:
-        """Wait until every worker was told by every shard that so many more were applied.
+        """Wait until every shard has acknowledged this many more updates of every worker.
 
         Raises:
             AssertionError: That takes too long.
         """
-        if self.cast.protected:  # nobody can listen
+        if self.cast.protected:  # the proxies cannot read the traffic
             self._progress_of_run(steps)
             return
         told = self.cast.hearing.told
@@ -136,7 +136,7 @@ class Trial:
         )
 
     def strike(self, plan: Plan) -> Kill:
-        """Kill a shard as planned, judge what it left and what comes back.
+        """Kill a shard as planned; check its files and its restarted state.
 
         Raises:
             AssertionError: Something is lost, double, or different.
@@ -147,12 +147,12 @@ class Trial:
         return self.kill_and_judge(plan, shard, dice)
 
     def kill_and_judge(self, plan: Plan, shard: int, dice: random.Random) -> Kill:
-        """Kill this shard now, in the way that is planned, and judge it."""
+        """Kill this shard now, in the planned way, and check the result."""
         self._kill(plan.fault, shard, dice)
         return self.judge(plan, shard, dice)
 
     def judge(self, plan: Plan, shard: int, dice: random.Random) -> Kill:
-        """Examine what a shard left that is being killed, start it anew, examine that."""
+        """Check the files of a shard that is being killed, restart it, and check its new state."""
         name, started = f"ps-{shard}", time.monotonic()
         self.cast.nodes.processes[name].wait(30)
         self.cast.fall_silent(shard)
@@ -182,7 +182,7 @@ class Trial:
             wait_until(lambda: any(folder.glob(".tmp-*")), 5.0)
             os.kill(pid, signal.SIGKILL)
             return
-        if self.cast.protected:  # nobody can tell what is sent
+        if self.cast.protected:  # the proxies cannot read the traffic
             os.kill(pid, signal.SIGKILL)
             return
         body = "reply" if fault is Fault.KILL_AFTER_PUSH else "push"
@@ -194,7 +194,7 @@ class Trial:
         wait_until(lambda: ambush.done, PATIENCE_SECONDS, f"a {body} to or from shard {shard}")
 
     def _autopsy(self, witness: Witness, plan: Plan, dice: random.Random) -> tuple[Found, int, str]:
-        """Replay what is left; where the plan says so, tear the journal first."""
+        """Replay the shard's files; damage the journal first if the plan requests it."""
         folder = self.cast.folder / "copies" / f"{len(self.kills):03d}-{witness.name}"
         copy = witness.copy(folder)
         compared = witness.check_living(copy)
@@ -219,7 +219,7 @@ class Trial:
         return found, compared, torn, lost
 
     def _revive(self, witness: Witness, name: str) -> State:
-        """Start a shard anew; return the first snapshot that it writes."""
+        """Restart a shard; return the first snapshot that it writes."""
         known = snapshots(witness.folder)
         self.cast.start(name)
         fresh: list[pathlib.Path] = []

@@ -1,7 +1,7 @@
-"""A wire between two nodes that can be cut, stalled, delayed, garbled or reset: TCP on loopback.
+"""A TCP proxy on loopback that can cut, stall, delay, garble or reset a connection.
 
-A client dials the proxy's address where it would dial the shard's; both are loopback. All proxies
-share one event loop in one thread; everything public may be called from any other.
+A client dials the proxy's address instead of the shard's address. All proxies
+share one event loop in one thread; every public function may be called from any other thread.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 UP, DOWN = "up", "down"
 _READ_BYTES = 1 << 16
 
-#: Is shown what a client and a shard say, in the order in which it came; one for each connection
-#: and direction. It returns False to make the rest of that direction vanish.
+#: Receives the bytes of one connection in one direction, in order of arrival; one listener for each
+#: connection and direction. It returns False to drop all later bytes of the direction.
 Listener = Callable[[bytes], bool]
 
 
@@ -36,7 +36,7 @@ class Switchboard:
         self._thread.start()
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run this in the thread, and return what it returns."""
+        """Run a coroutine in the thread, and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
 
     def soon(self, what: Callable[..., object], *arguments: object) -> None:
@@ -44,11 +44,11 @@ class Switchboard:
         self.loop.call_soon_threadsafe(what, *arguments)
 
     def later(self, seconds: float, what: Callable[..., object]) -> None:
-        """Call this in the thread after so many seconds."""
+        """Call a function in the thread after this many seconds."""
         self.soon(lambda: self.loop.call_later(seconds, what))
 
     def close(self) -> None:
-        """End the thread; whatever is still under way is dropped."""
+        """End the thread; pending work is dropped."""
         self.do(self._cancel_all())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
@@ -63,7 +63,7 @@ class Switchboard:
 
 @dataclasses.dataclass
 class Way:
-    """What happens to one direction now."""
+    """The present treatment of one direction."""
 
     open: asyncio.Event
     vanishes: bool = False
@@ -72,13 +72,13 @@ class Way:
 
 
 class Proxy:
-    """Passes on what one client and one shard say to each other.
+    """Forwards the bytes between one client and one shard.
 
     Args:
         board: Where it runs.
         listen: (host, port) that the client dials.
         target: (host, port) of the shard.
-        seed: Of what is garbled.
+        seed: Seed of the garbled bytes.
         listener: Makes the listeners of a connection, given the direction.
     """
 
@@ -104,11 +104,11 @@ class Proxy:
 
     @property
     def reaches_target(self) -> bool:
-        """Whether a connection to the shard stands."""
+        """True if a connection to the shard exists."""
         return bool(self._beyond)
 
     def cut(self, seconds: float) -> None:
-        """Reset every connection; refuse others for so long."""
+        """Reset every connection; reject new connections for a while."""
         self._board.do(self._hang_up())
         self._board.later(seconds, lambda: asyncio.ensure_future(self._serve()))
 
@@ -117,24 +117,24 @@ class Proxy:
         self._board.soon(self._reset)
 
     def stall(self, seconds: float, way: str) -> None:
-        """Let nothing through for so long in this direction; it comes afterwards."""
+        """Hold the bytes of one direction for a while; forward the bytes afterwards."""
         self._board.soon(self.ways[way].open.clear)
         self._board.later(seconds, self.ways[way].open.set)
 
     def vanish(self, seconds: float, *ways: str) -> None:
-        """Let what is said vanish for so long, these ways or both, without a word; then reset."""
+        """Drop the bytes of one or both directions for a while, silently; then reset."""
         for name in ways or self.ways:
             self.ways[name].vanishes = True
         self._board.later(seconds, self._reappear)
 
     def delay(self, seconds: float, lag_seconds: float) -> None:
-        """Let everything come later for so long; nothing is overtaken."""
+        """Delay all bytes by this time for a while; the order stays the same."""
         for way in self.ways.values():
             way.delay_seconds = lag_seconds
         self._board.later(seconds, self._hurry)
 
     def garble(self, seconds: float, probability: float, way: str) -> None:
-        """Change a byte of some of what passes, for so long."""
+        """Change a byte in some of the forwarded pieces for a while."""
         self.ways[way].garbles = probability
         self._board.later(seconds, lambda: setattr(self.ways[way], "garbles", 0.0))
 
@@ -148,7 +148,7 @@ class Proxy:
         if port in self._beside:
             return
         here, there = self._listen[0], self._target[0]
-        listening = socket.create_server((here, port))  # from here on nothing is refused
+        listening = socket.create_server((here, port))  # from here on no connection is rejected
         connected = functools.partial(self._connected, (there, port), listener)
         self._beside[port] = asyncio.ensure_future(asyncio.start_server(connected, sock=listening))
 
@@ -214,7 +214,7 @@ class Proxy:
                 self._pass_on(answers, writer, DOWN, listener),
             )
         except OSError:
-            pass  # the other side hears of it below
+            pass  # the other side is notified below
         finally:
             for each in (writer, beyond):
                 if each is not None:

@@ -1,4 +1,4 @@
-"""UDP on loopback that drops, doubles, overtakes and garbles."""
+"""A UDP proxy on loopback that drops, duplicates, reorders and garbles datagrams."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DatagramProxy(asyncio.DatagramProtocol):
         listen: (host, port) that workers send to.
         target: (host, port) of the shard.
         weather: What becomes of them; may be changed at any time.
-        seed: Of the dice.
+        seed: Seed of the random choices.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class DatagramProxy(asyncio.DatagramProtocol):
         self.num_passed = 0
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
-        self._socket.bind(listen)  # from here on nothing is refused
+        self._socket.bind(listen)  # from this line on no datagram is rejected
         board.soon(lambda: asyncio.ensure_future(self._open()))
 
     async def _open(self) -> None:

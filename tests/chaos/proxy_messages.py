@@ -1,4 +1,4 @@
-"""What a proxy overhears: the messages of Thinwire in the bytes of a connection."""
+"""Parses Thinwire's messages out of the bytes that a proxy passes on."""
 
 from __future__ import annotations
 
@@ -104,17 +104,17 @@ class Ambusher(Protocol):
 
 
 class Hearing:
-    """Everything that workers are told, by whom.
+    """Records all messages to workers, by worker and shard.
 
     Attributes:
-        told: (worker, shard) -> steps that were answered while the run went on.
-        on_ports: Is told that a worker is about to hear of a shard's UDP ports.
-        on_bulk: Is told that a worker is about to hear of a shard's port for a bulk connection.
-        ambush: Is shown every message.
+        told: (worker, shard) -> steps that were answered during the run.
+        on_ports: Called before a worker receives a shard's UDP ports.
+        on_bulk: Called before a worker receives a shard's port for a bulk connection.
+        ambush: Called with every message.
     """
 
     def __init__(self) -> None:
-        """Start with nothing heard."""
+        """Start without any messages."""
         self.told: dict[tuple[int, int], set[int]] = collections.defaultdict(set)
         self.on_ports: Callable[[int, tuple[int, ...]], None] = lambda worker, ports: None
         self.on_bulk: Callable[[int, int, int], None] = lambda worker, shard, port: None

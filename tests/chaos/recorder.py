@@ -1,8 +1,8 @@
-"""Writes a history down: hooks in the product's classes, the same in the Simulator and in a node.
+"""Records a history: hooks in the product's classes, for the Simulator and for real nodes.
 
-What a worker requests and is answered is seen where `ShardProtocol` and `WorkerCore` decide it;
-what a shard applies and sends, where `JournaledCore` has its core handle an event. Both are the
-same code on real streams and on the virtual clock.
+A worker's requests and replies are recorded where `ShardProtocol` and `WorkerCore` handle them;
+a shard's updates and replies where `JournaledCore` lets its core handle an event. Real streams
+and the virtual clock run the same code.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from thinwire.worker.client.shard_client import ShardClient
 from thinwire.worker.core.core import UpdatePacker, WorkerCore
 from thinwire.worker.core.messages import PushRequest
 
-#: Of a model's durable state: what follows from the updates applied, and nothing else.
+#: Parts of a model's durable state that follow only from the applied updates.
 FOLLOWS = ("version", "theta", "optimizer", "weighting")
 #: Models larger than this are recorded by digests alone.
 MOST_ENTRIES = 4096
@@ -73,13 +73,13 @@ _MUTATORS = (
 
 
 def follows(model: ShardModel) -> str:
-    """Return the digest of what follows from the updates that a model has applied."""
+    """Return the digest of the state that follows from a model's applied updates."""
     state = model.state_dict(soft=False)
     return digest([state[name] for name in FOLLOWS])
 
 
 def backups(model: ShardModel) -> str:
-    """Return the digest of the copies of what workers hold."""
+    """Return the digest of the copies of workers' models."""
     return digest(model.state_dict(soft=False)["backups"])
 
 
@@ -95,7 +95,7 @@ def _plain(argument: Any) -> Any:
 
 
 class RecordingRule:
-    """A rule of synchronisation whose calls are written down; in all else it is the rule."""
+    """A synchronization rule that records its calls; otherwise it equals the wrapped rule."""
 
     def __init__(self, rule: Any, write: Callable[..., None]) -> None:
         self._rule, self._write = rule, write
@@ -114,7 +114,7 @@ class RecordingRule:
         return call
 
     def advance(self, now: float) -> Any:
-        """Have the rule settle what can be settled; write down what was, and who is how far."""
+        """Let the rule settle; record the settled rounds, and each worker's step."""
         found = self._rule.advance(now)
         self._write(
             call="advance",
@@ -128,7 +128,7 @@ class RecordingRule:
 
 
 class Recorder:
-    """Writes down what goes on in this process.
+    """Records the events of this process.
 
     Args:
         write: Is called with each record.
@@ -151,7 +151,7 @@ class Recorder:
         self._lives: dict[int, JournaledCore] = {}  # shard -> its newest life
         self._of: dict[int, tuple[int, PsCore]] = {}  # id of a core's part -> (shard, core)
         self._accepted: dict[int, dict[tuple[int, int], events.Push]] = {}  # by shard
-        # What the newest event did that a real shard has replayed: see `OfShard`.
+        # Records of the newest event that a real shard has replayed: see `OfShard`.
         self._replayed: list[tuple[type[Record], dict[str, Any]]] = []
         self._replaying: PsCore | None = None
 
@@ -195,7 +195,7 @@ class Recorder:
         ]
 
     def write(self, kind: type[Record], **fields: Any) -> None:
-        """Write a record of now."""
+        """Write a record with the present time."""
         self._write(kind(at=self.now(), **fields))
 
     # -- workers --------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ class Recorder:
         return actions
 
     def _begin(self, shard: int, journaled: JournaledCore) -> None:
-        """Write down what a shard begins its life with."""
+        """Record a shard's initial state."""
         before, core = self._lives.get(shard), journaled.core
         self._lives[shard] = journaled
         for kind, fields in self._replayed:
@@ -375,7 +375,7 @@ class Recorder:
             self._of[id(part)] = (shard, core)
 
     def _on_core(self, inner: Any, core: PsCore, event: Any, now: float) -> Any:
-        """Take note of what a real shard does before it begins: it replays its journal."""
+        """Record a real shard's actions before it starts: it replays its journal."""
         if self._shard >= 0 and not self._lives:
             if core is not self._replaying:
                 self._attach(self._shard, core)
@@ -392,7 +392,7 @@ class Recorder:
         return about | ({"replayed": True} if core is self._replaying else {}), core
 
     def _write_entry(self, kind: type[Record], **fields: Any) -> None:
-        """Write what belongs to a shard's past; of a replay, keep it until the life begins."""
+        """Write a record of a shard's past; during a replay, store it until the shard starts."""
         if "replayed" in fields:
             self._replayed.append((kind, fields))
         else:
@@ -477,7 +477,7 @@ class Recorder:
             self._write_entry(Forgot, worker=worker, **found[0])
 
     def end(self, shard: int, core: PsCore) -> None:
-        """Write down what a shard has ended with."""
+        """Record a shard's final state."""
         self.write(
             Ended,
             shard=shard,

@@ -1,12 +1,12 @@
-"""Random faults on random runs until a promise is broken: ``make chaos``.
+"""Random faults on random runs until a check fails: ``make chaos``.
 
     python -m tests.chaos.search --runs 1000 --processes 100
     python -m tests.chaos.search --seed 3 --repeat 17 --real
     python -m tests.chaos.search --seed 3 --repeat 17 --faults 0,2 --workers 2 --steps 9
 
-plays runs on a virtual clock and runs of real processes, one after the other, each with another
-method, several faults and its own seed, and checks the history of each. A run that breaks a promise
-is made as small as it still does, and named by the command that repeats it.
+The command plays simulated runs and runs of real processes in sequence, each run with its own
+method, seed and several faults, and checks each history. A failing run is reduced to the
+smallest run that still fails, and is reported by the command that repeats the run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MOST_LINES = 12
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One run, and what befalls it."""
+    """One run, and its faults."""
 
     seed: int
     number: int
@@ -69,17 +69,17 @@ class Trial:
 
     @property
     def method(self) -> str:
-        """Of the run."""
+        """Settings of the run."""
         return self.case.name
 
     @property
     def faults(self) -> list[str]:
-        """Kinds of what befalls it."""
+        """Kinds of the trial's faults."""
         return [plan.fault.value for plan in self.plans]
 
     @property
     def command(self) -> str:
-        """What repeats it."""
+        """The command that repeats the trial."""
         faults = ",".join(map(str, self.kept)) or "none"
         return (
             f"python -m tests.chaos.search --seed {self.seed} --repeat {self.number} "
@@ -105,7 +105,7 @@ class Trial:
         )
 
     def resized(self, workers: int, steps: int) -> Trial:
-        """Return it with so many workers and updates."""
+        """Return the trial with this many workers and updates."""
         return dataclasses.replace(
             self, case=dataclasses.replace(self.case, nb_workers=workers, iter_max=steps)
         )
@@ -146,7 +146,7 @@ def shrink(
 
 @dataclasses.dataclass
 class Tally:
-    """What a search has done."""
+    """Counts of a search."""
 
     runs: int = 0
     failed: int = 0
@@ -168,7 +168,7 @@ def search(
     play: Callable[[AnyTrial], Verdict],
     until: float = float("inf"),
 ) -> Tally:
-    """Play trials and report what fails, made small; return what was done.
+    """Play trials and report failures, reduced to small trials; return the counts.
 
     Args:
         trials: Which.
@@ -201,7 +201,7 @@ def print_line(text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Search as the command line says; return 1 if a promise was broken."""
+    """Search as the command line requests; return 1 if a check failed."""
     given = _parser().parse_args(arguments)
     logging.set_verbosity(logging.FATAL)
     python_logging.disable(python_logging.CRITICAL)
@@ -222,7 +222,7 @@ def _search(
     play: Callable[[AnyTrial], Verdict],
     given: argparse.Namespace,
 ) -> int:
-    """Search, print what was done, and return how many runs broke a promise."""
+    """Search, print the counts, and return the number of runs that failed a check."""
     begun = time.monotonic()
     tally = search(trials, play, begun + given.seconds if given.seconds else float("inf"))
     if tally.runs:

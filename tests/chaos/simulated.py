@@ -1,9 +1,9 @@
-"""Chaos on a virtual clock: many short runs, each struck by faults, each history checked.
+"""Chaos on a virtual clock: many short runs, each with faults, each history checked.
 
     python -m tests.chaos.simulated --runs 1000 --seed 0
     python -m tests.chaos.simulated --runs 200 --method adacomp --fault "kill after push"
 
-prints a table of faults, victims and methods; a run that fails is named by what repeats it.
+prints a table of faults, victims and methods, and the command that repeats each failed run.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from thinwire.ops.sync.groups import AutoGroups
 _GROUPS = (("groups", ((1, 2), (3,))),)
 DRAWN = (("fraction", 0.5), ("seed", 7))
 _FEW_ENTRIES = (("chunk", 8), ("chunk_k", 2), ("local_steps", 2), ("local_optimizer", "sgd"))
-#: What is run: sparse methods keep a journal, dense ones with --journal=on and, as they do by
-#: default, without.
+#: Cases to run: sparse methods keep a journal; dense methods run with --journal=on and, as by
+#: default, without a journal.
 CASES = (
     Case("adacomp", choices=(("compression_rate", 0.3),)),
     Case("dgs", nb_ps=2, choices=(("compression_rate", 0.3),)),
@@ -72,7 +72,7 @@ CASES = (
 
 
 def possible(plan: Plan, case: Case) -> bool:
-    """Return whether a plan can befall a case."""
+    """Return True if a plan is possible in a case."""
     if plan.victim is Victim.OTHER_SHARD and case.nb_ps == 1:
         return False
     return not (plan.fault is Fault.KILL_IN_JOURNAL and case.journal != "on")
@@ -80,7 +80,7 @@ def possible(plan: Plan, case: Case) -> bool:
 
 @functools.cache
 def quiet_seconds(case: Case) -> float:
-    """Return what a case takes undisturbed, in virtual seconds; it is checked as well."""
+    """Return the duration of an undisturbed case in virtual seconds; the run is checked as well."""
     outcome = played(case)
     if outcome.error:
         raise AssertionError(f"{case} without a fault: {outcome.error}")
@@ -90,7 +90,7 @@ def quiet_seconds(case: Case) -> float:
 def played(
     case: Case, *plans: Plan, plant: Callable[[], AbstractContextManager[Any]] = nullcontext
 ) -> Outcome:
-    """Play a run that these faults befall, and check its history.
+    """Play a run with these faults, and check its history.
 
     Args:
         case: What is run.
@@ -113,7 +113,7 @@ def played(
             outcome.struck = bool(strikers) and all(each.struck for each in strikers)
     except Stuck as error:
         outcome.violations += (Violation("ends", str(error)),)
-    except Exception:  # noqa: BLE001 - whatever goes wrong is a finding
+    except Exception:  # noqa: BLE001 - any exception is a finding
         outcome.violations += (Violation("raises", traceback.format_exc()),)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -134,7 +134,7 @@ def outcomes(
     cases: Sequence[Case] = CASES,
     pairs: Sequence[tuple[Fault, Victim]] = SIMULATED,
 ) -> Iterator[Outcome]:
-    """Play `count` runs: every case is struck by every pair in turn."""
+    """Play `count` runs: each pair hits each case, one after another."""
     made, number = 0, 0
     while made < count:
         case = cases[number % len(cases)]
@@ -195,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _chosen(given: argparse.Namespace) -> tuple[list[Case], list[tuple[Fault, Victim]]]:
-    """Return the cases and the pairs of fault and victim that are asked for and go together."""
+    """Return the requested cases and pairs of fault and victim that fit together."""
     pairs = [
         pair
         for pair in SIMULATED
@@ -228,7 +228,7 @@ def print_table(table: Counter) -> None:
 
 
 def say(text: str) -> None:
-    """Write a line, at once."""
+    """Write a line and flush."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -1,6 +1,6 @@
-"""Waits for the next message of a kind in a simulated run, and does something at that moment.
+"""Runs an action at the next message of one kind in a simulated run.
 
-What is waylaid gets its own method back as soon as that has happened.
+The intercepted method is restored as soon as the action has run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A simulated day: many workers, a fault every few minutes; does it end, and does nothing grow?
+"""A simulated day with many workers and frequent faults: the run ends and nothing grows.
 
     python -m tests.chaos.simulated_day --hours 24 --workers 200 --minutes 3 --seed 0
 
 plays the day quietly and with faults, and prints memory, open files and updates by the hour, then
-both accuracies. Faults of every kind that can be simulated strike in turn, at random moments.
+both accuracies. Faults of all simulated kinds alternate, at random moments.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _RESTART_SECONDS = 5.0
 
 @dataclasses.dataclass(frozen=True)
 class Hour:
-    """What is read at the end of an hour."""
+    """Samples at the end of an hour."""
 
     hour: int
     version: int
@@ -55,7 +55,7 @@ class Hour:
 
 
 class Day(Simulation):
-    """A long run with adacomp that keeps its state; what Striker needs to strike it."""
+    """A long run with adacomp and saved state; has the interface that Striker uses."""
 
     def __init__(self, given: argparse.Namespace, folder: pathlib.Path) -> None:
         chosen = method("adacomp", given.workers, compression_rate=0.3)
@@ -122,7 +122,7 @@ class Day(Simulation):
         self.num_restarts += shard.core.config.generation > 0
 
     def strike(self, seed: int, minutes: float) -> None:
-        """Plan a fault every so many minutes; a full disk ends a run and is left out."""
+        """Plan a fault every given number of minutes; a full disk ends a run and is left out."""
         pairs = [pair for pair in SIMULATED if pair[0].value != "disk full"]
         pairs = [pair for pair in pairs if len(self.shards) > 1 or pair[1].value != "another shard"]
         count = int(self.seconds / (60.0 * minutes))
@@ -132,7 +132,7 @@ class Day(Simulation):
             self.strikers.append(Striker(self, later, 1.0))  # type: ignore[arg-type]
 
     def play_day(self) -> str:
-        """Play to the end, reading every hour what the process holds."""
+        """Play to the end; sample the process's resources every hour."""
         self._schedule()
         # By virtual time: what --max_seconds counts is the shard's own clock, which may jump.
         self.clock.at(self.seconds, self._stop)
@@ -147,7 +147,7 @@ class Day(Simulation):
         return reason
 
     def _stop(self) -> None:
-        """End the run, as soon as shard 0 is there to hear of it."""
+        """End the run, as soon as shard 0 can receive the request."""
         if self.shards[0].listens:
             self.stop("max_seconds")
         else:
@@ -170,7 +170,7 @@ class Day(Simulation):
 
     @property
     def accuracy(self) -> float:
-        """Of the shards' model, over all examples, in percent."""
+        """Accuracy of the shards' model over all examples, in percent."""
         flat = np.empty(self.spec.num_parameters, np.float32)
         for shard in self.shards:
             edges = shard.layout.offsets
@@ -180,7 +180,7 @@ class Day(Simulation):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play both days; return 1 if what must hold does not."""
+    """Play both days; return 1 if a check fails."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--workers", type=int, default=200)

@@ -1,4 +1,4 @@
-"""A simulated shard's disk that tears records, leaves snapshots half written, or is full."""
+"""A simulated shard's disk that tears records, cuts snapshots short, or is full."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ STAGES = ("empty", "arrays", "manifest", "unnamed", "unpruned", "saved")
 
 
 class FaultyDisk(SimulatedDisk):
-    """Works until it is told not to.
+    """Works until a fault is set.
 
     Attributes:
-        tear_after: The process dies when so many more bytes are in the journal; None: it lives.
+        tear_after: The process dies after this many more bytes in the journal; None: never.
         dies_at: The process dies at this stage of the next snapshot.
-        is_full: Whether every write is refused.
-        on_saved: Hears of each state that is whole on disk.
+        is_full: True if every write is rejected.
+        on_saved: Called with each state that is complete on disk.
     """
 
     def __init__(self) -> None:

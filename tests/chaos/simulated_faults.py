@@ -1,4 +1,4 @@
-"""How each fault strikes a simulated run, and what can be simulated of it."""
+"""How each fault acts on a simulated run, and which faults can be simulated."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Striker:
     """
 
     def __init__(self, run: ChaoticRun, plan: Plan, seconds: float) -> None:
-        """Prepare; `seconds` is what the run takes undisturbed."""
+        """Prepare the fault; `seconds` is the duration of the undisturbed run."""
         self.run, self.plan, self.rng = run, plan, plan.rng()
         self.struck = False
         self.at = plan.instant * seconds
@@ -68,7 +68,7 @@ class Striker:
         return self.run.workers[int(self.rng.integers(len(self.run.workers)))]
 
     def _connections(self) -> list[SimulatedConnection]:
-        """Return those of the victim: all of them, or (a worker's) perhaps one alone."""
+        """Return the victim's streams: all of them, or (for a worker) perhaps one stream."""
         if self.plan.victim is Victim.WORKER:
             found = self._worker().exchange.connections
             return [found[int(self.rng.integers(len(found)))]] if self._chance() else found
@@ -201,7 +201,7 @@ class Striker:
     # -- connections ----------------------------------------------------------------------------
 
     def _cut(self) -> None:
-        """Break, or swallow what is sent either way or both ways until the cut is over."""
+        """Break, or drop the messages of one or both directions until the cut is over."""
         self.struck = True
         seconds, kind = self._seconds(), int(self.rng.integers(4))
         for connection in self._connections():
@@ -224,7 +224,7 @@ class Striker:
             at_answer(connection, self._snap)
 
     def _reordered(self) -> None:
-        """A push is held up on a stream that the worker gives up: it comes after a newer one."""
+        """A push is delayed on a stream that the worker abandons: it arrives after a newer push."""
         for connection in self._connections():
             at_push(connection, self._come_late)
 
@@ -261,9 +261,9 @@ class Striker:
 
 
 def _start(run: ChaoticRun, shard: SimulatedShard) -> None:
-    """Start a shard on a machine that has perhaps been started anew: its clock begins anywhere.
+    """Start a shard on a machine that may have been rebooted: its clock starts at any value.
 
-    Whoever looks after it frees space if it does not start, and tries again.
+    If the shard does not start, the simulated operator frees space and tries again.
     """
     if shard.alive or run.is_over:
         return

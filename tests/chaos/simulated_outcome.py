@@ -1,4 +1,4 @@
-"""What became of a simulated run."""
+"""The outcome of a simulated run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.chaos.simulated_run import Case
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of a run."""
+    """The outcome of a run."""
 
     case: Case
     plans: tuple[Plan, ...]
@@ -24,20 +24,20 @@ class Outcome:
 
     @property
     def error(self) -> str:
-        """What the run has broken, a line each."""
+        """The checks that the run failed, one line for each."""
         return "\n".join(map(str, self.violations))
 
     @property
     def lost_updates(self) -> int:
-        """As all shards count them."""
+        """Number of lost updates, as counted by all shards."""
         return sum(end.lost_updates for end in self.history.of(Ended))
 
     @property
     def restarts(self) -> int:
-        """How often shards came back."""
+        """Number of restarts of shards."""
         return len(list(self.history.of(Life))) - len(self.history.shards)
 
     @property
     def models(self) -> int:
-        """How often a worker's own model was compared with what its shard has for it."""
+        """How often a worker's model was compared with the shard's copy of the worker's model."""
         return len(list(self.history.of(Took)))

@@ -1,6 +1,6 @@
-"""A whole simulated run that keeps its state on disk and writes its history, whatever strikes it.
+"""A whole simulated run that stores its state on disk and records its history under faults.
 
-Workers keep theirs in memory between two lives, as real ones do in a checkpoint.
+A worker's state stays in memory between two incarnations, as a real worker's in a checkpoint.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ LATEST_SECONDS = 1500.0
 MOST_APPOINTMENTS = 200_000
 _WATCH_SECONDS = 0.7  # between two looks of the Supervisor
 _RESTART_SECONDS = 5.0  # after which a worker that gave up is started again
-_LINGER_SECONDS = 15.0  # of a shard that has ended by itself
-_DRAIN_SECONDS = 3.0  # for which followers take what is on its way at the end
-_STEPS_PER_CHECKPOINT = 3  # of a worker
+_LINGER_SECONDS = 15.0  # that an ended shard stays available
+_DRAIN_SECONDS = 3.0  # in which followers receive pending messages at the end
+_STEPS_PER_CHECKPOINT = 3  # steps of a worker
 #: Stop reasons after which the same commands are given once more.
 _TO_GO_ON = ("journal_failed",)
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is run."""
+    """Settings of a simulated run."""
 
-    name: str  # of the method
+    name: str  # name of the method
     nb_ps: int = 1
     journal: str = "on"
     nb_workers: int = 3
@@ -110,13 +110,13 @@ class ChaoticRun(Simulation):
 
     @property
     def declared(self) -> Declared:
-        """What the checker knows of the run."""
+        """The checker's settings of the run."""
         claims = ClaimBounds.of(self.run.method, len(dataset().train_labels))
         seed, iter_max = self.run.seed, self.run.iter_max or 0
         return Declared(self.run.method, self.spec, self._layouts, seed, iter_max, claims)
 
     def _note_follower_end(self, shard: SimulatedShard, reason: str) -> None:
-        """A shard has ended by itself, and its process with it; it returns when there is space."""
+        """A shard has ended, and its process with it; it returns when there is disk space."""
         if reason in _TO_GO_ON and not self.is_over:
             again = functools.partial(self._replace, shard)
             self.clock.at(self.clock.now + _LINGER_SECONDS, again)
@@ -132,7 +132,7 @@ class ChaoticRun(Simulation):
         shard.start()
 
     def _look_after(self, worker: Any) -> None:
-        """Start a worker again that has given up, and keep its checkpoints."""
+        """Restart a worker that has given up, and store its checkpoints."""
         on_replies, on_joined = worker.on_replies, worker.on_joined
 
         def noted_replies(replies: list[Any]) -> None:
@@ -150,7 +150,7 @@ class ChaoticRun(Simulation):
             setattr(worker, name, functools.partial(self._give_up, worker, getattr(worker, name)))
 
     def _give_up(self, worker: Any, end: Any) -> None:
-        """Let a worker's process end, and whoever looks after it start it again."""
+        """End a worker's process, and restart it as its launcher would."""
         end()
         self.clock.at(self.clock.now + _RESTART_SECONDS, functools.partial(self.revive, worker))
 
@@ -206,7 +206,7 @@ class ChaoticRun(Simulation):
             worker.start()
 
     def _let_followers_finish(self) -> None:
-        """Let followers that are dead come back, and take what is on its way."""
+        """Restart dead followers, and let them receive pending messages."""
         first, *others = self.shards
         until = self.clock.now + _DRAIN_SECONDS
         while self.clock.now <= until and any(s.core.version < first.core.version for s in others):

@@ -1,8 +1,8 @@
-"""Minutes of churn on real processes: ``python -m tests.chaos.soak --minutes 30``.
+"""Minutes of faults on real processes: ``python -m tests.chaos.soak --minutes 30``.
 
-A run of 2 shards, 3 workers and a Supervisor is struck every few seconds, and must train on: end
-with every exit code 0, nothing lost, nothing leaked, and as accurate as the same run in peace.
-Writes a report; exit code 1: something of this does not hold.
+A run of 2 shards, 3 workers and a Supervisor meets a fault every few seconds. The run must end
+with every exit code 0, no update lost, no resource leaked, and the accuracy of an undisturbed run.
+The script writes a report; exit code 1: one of these conditions does not hold.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SPARED = ({"ps-0", "worker-1", "worker-3"}, {"ps-1", "worker-2", "supervisor"})
 
 @dataclasses.dataclass
 class Outcome:
-    """What came of a soak."""
+    """The result of a soak."""
 
     minutes: float
     seed: int
@@ -46,12 +46,12 @@ class Outcome:
     counts: dict[str, int]
     failures: list[str]
     growths: list[Growth]
-    longest_pause_seconds: float  # in which the version did not change
+    longest_pause_seconds: float  # longest time without a new version
     summary: dict[str, Any] = dataclasses.field(default_factory=dict)
     codes: dict[str, int] = dataclasses.field(default_factory=dict)
     accuracy: float = 0.0
     quiet_accuracy: float | None = None
-    kills: int = 0  # of shards, judged
+    kills: int = 0  # checked kills of shards
     compared: int = 0  # snapshots that equal a replay
 
 
@@ -141,7 +141,7 @@ class Soak:
         return outcome
 
     def _strike(self, churn: Churn) -> None:
-        """Strike, mend and look until the time is over."""
+        """Apply faults, repair them and take samples until the time is over."""
         dice = random.Random(self._given.seed)
         seconds = 60 * self._given.minutes
         next_strike, next_sample, awake = 0.0, 0.0, Awake(30.0)
@@ -193,7 +193,7 @@ def _accuracy(run_dir: pathlib.Path) -> float:
 
 
 def main(arguments: list[str]) -> int:
-    """Run as the command line says; return the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)

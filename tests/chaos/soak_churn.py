@@ -1,4 +1,4 @@
-"""A fault every few seconds on the processes of a run, and what mends it."""
+"""A fault every few seconds on the processes of a run, and its repair."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from tests.chaos.faults import Fault, Plan, Victim
 from tests.chaos.process_trial import Trial
 from tests.chaos.proxy import DOWN, UP
 
-#: Exit codes of a node that was asked to go before the run's end.
+#: Exit codes of a node that received an end request before the run's end.
 _ASKED_TO_GO = (0, 130)
 _SECONDS_TO_GO = 60.0
-#: A start takes up to so long on a busy machine; who is ended in it has not begun anything.
+#: Longest start of a node on a busy machine; a node that ends earlier has not started its work.
 _START_SECONDS = 20.0
 
 
 class Churn:
-    """Strikes and mends; to be called from one thread.
+    """Applies and repairs faults; to be called from one thread.
 
     Args:
-        trial: Of the processes; they run.
-        seed: Of everything that happens.
+        trial: The trial with the running processes.
+        seed: Seed of all random choices.
 
     Attributes:
-        counts: What was done -> how often.
-        spared: Names that are not killed or ended for now.
-        failures: What should not have happened.
-        births: name -> when each of its lives began.
+        counts: Name of an action -> how often it was done.
+        spared: Names of nodes that are not killed or ended for now.
+        failures: Unexpected events.
+        births: name -> start times of its processes.
     """
 
     def __init__(self, trial: Trial, seed: int) -> None:
@@ -46,8 +46,8 @@ class Churn:
         self.births: dict[str, list[float]] = collections.defaultdict(list)
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._down: set[str] = set()  # not to be touched: will be started anew
-        self._going: dict[str, float] = {}  # was asked to go -> until when it may take
+        self._down: set[str] = set()  # not to be touched: will be restarted
+        self._going: dict[str, float] = {}  # a node that was requested to end -> its time limit
         for name in self.cast.names:
             self.born(name)
         trial.between = self.mend
@@ -65,11 +65,11 @@ class Churn:
             "connections reset": self._reset,
             "stranger": self._stranger,
         }
-        if self.cast.protected:  # else nobody could tell what was changed from what was sent
+        if self.cast.protected:  # only seals and TLS reveal garbled bytes
             self._faults["garbled"] = self._garble
 
     def strike(self) -> str:
-        """Do one thing to somebody; return what."""
+        """Apply one fault to one node; return the fault's name."""
         while True:
             what = self._dice.choice(list(self._faults))
             if self._faults[what]():
@@ -77,7 +77,7 @@ class Churn:
                 return what
 
     def mend(self) -> None:
-        """Do what is due, and notice who has ended unasked."""
+        """Run due actions, and record nodes that ended without a request."""
         now = time.monotonic()
         for name, until in list(self._going.items()):
             self._see_off(name, until)
@@ -91,7 +91,7 @@ class Churn:
                 self._start(name)
 
     def heal(self, seconds: float) -> None:
-        """Wait until everything has been mended."""
+        """Wait until all faults are repaired."""
         deadline = time.monotonic() + seconds
         while (self._due or self._going) and time.monotonic() < deadline:
             self.mend()
@@ -196,10 +196,10 @@ class Churn:
         self._later(self._dice.uniform(0.1, 8.0), leave)
         return True
 
-    # -- what mends them --------------------------------------------------------------------------
+    # -- repairs ----------------------------------------------------------------------------------
 
     def _one_of(self, names: list[str]) -> str | None:
-        """Return somebody who may be killed now."""
+        """Return the name of a node that may be killed now."""
         free = [name for name in names if name not in self._down and name not in self.spared]
         return self._dice.choice(free) if free else None
 
@@ -216,7 +216,7 @@ class Churn:
         heapq.heappush(self._due, (time.monotonic() + seconds, next(self._order), what))
 
     def _see_off(self, name: str, until: float) -> None:
-        """Start a worker anew that has gone as asked."""
+        """Restart a worker that has ended on request."""
         if self.cast.is_running(name):
             if time.monotonic() < until:
                 return

@@ -1,4 +1,4 @@
-"""What a soak showed, in Markdown, and what of it is wrong."""
+"""A soak's report in Markdown, and the problems that the soak found."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.chaos.soak import Outcome
 
-#: Accuracy may be lower by so much than in peace; in less time than LEARNED_MINUTES the model still
-#: learns so fast that two runs in peace may differ by more.
+#: Accuracy may be lower by this much than without faults; before LEARNED_MINUTES the model still
+#: learns so fast that two runs without faults may differ by more.
 MOST_ACCURACY_LOST, MOST_ACCURACY_LOST_EARLY = 0.01, 0.05
 LEARNED_MINUTES = 10.0
 #: No update for longer than this, and something was stuck.
@@ -17,7 +17,7 @@ MOST_PAUSE_SECONDS = 90.0
 
 
 def write(outcome: Outcome) -> tuple[str, list[str]]:
-    """Return (the report, what is wrong)."""
+    """Return (the report, its problems)."""
     wrong = list(_wrong(outcome))
     lines = [
         f"# Soak of {outcome.minutes:g} minutes, seed {outcome.seed}",

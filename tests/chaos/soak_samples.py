@@ -1,4 +1,4 @@
-"""What processes hold while they run: memory, file descriptors, threads; and whether it grows."""
+"""Samples of processes: memory, file descriptors, threads; and the check for growth."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 import statistics
 from collections.abc import Sequence
 
-_WARM_UP = 0.25  # of a life: caches fill, graphs are compiled
-#: A life is judged that is as long as this part of the run.
+_WARM_UP = 0.25  # fraction of a life: caches fill, graphs are compiled
+#: Growth is checked only for a life of at least this fraction of the run.
 _LEAST_PART = 0.4
-#: What may be between the first and the last quarter of a life after it has warmed up.
+#: Allowed growth between the first and the last quarter of a process's life after its warm-up.
 _MOST_GROWTH, _MOST_GROWTH_MIB, _MOST_FILES, _MOST_THREADS = 0.05, 12.0, 6.0, 8.0
 
 
@@ -26,10 +26,10 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-    """What a life held in the first quarter after its warm-up, and in its last: medians."""
+    """Medians of a process's resources in the first quarter after its warm-up, and in its last."""
 
     name: str
-    seconds: float  # of the life
+    seconds: float  # seconds of the process's life
     mib: tuple[float, float]
     files: tuple[float, float]
     threads: tuple[float, float]
@@ -48,14 +48,14 @@ class Growth:
 
 
 def sample(pid: int, seconds: float) -> Sample | None:
-    """Look at a process, so long after the soak began; None if it has gone."""
+    """Sample a process this long after the soak's start; None if the process has ended."""
     try:
         with open(f"/proc/{pid}/status") as status:
             told = dict(line.split(":", 1) for line in status if ":" in line)
         files = len(os.listdir(f"/proc/{pid}/fd"))
     except OSError:
         return None
-    if "VmRSS" not in told:  # it has ended and nobody has asked how
+    if "VmRSS" not in told:  # it has ended and was not reaped
         return None
     mib = int(told["VmRSS"].split()[0]) / 1024
     return Sample(seconds, mib, files, int(told["Threads"]))

@@ -1,4 +1,4 @@
-"""Connections that no node of a run makes."""
+"""Connections from clients that do not belong to the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 
 
 
 def call(port: int, dice: random.Random) -> Callable[[], None]:
-    """Call a shard and say something odd; return what ends the call."""
+    """Call a shard and send an odd message; return what ends the call."""
     if dice.random() < 0.4:
         return _introduce(port, dice)
     said = dice.choice((b"", _PREFACE, b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01"))
@@ -31,7 +31,7 @@ def call(port: int, dice: random.Random) -> Callable[[], None]:
 
 
 def _introduce(port: int, dice: random.Random) -> Callable[[], None]:
-    """Say Hello as somebody who does not belong to the run."""
+    """Send the Hello of a client that does not belong to the run."""
     hello = pb.Hello(
         protocol_version=dice.choice((messages.PROTOCOL_VERSION, 99)),
         role=dice.choice((pb.ROLE_WORKER, pb.ROLE_SHARD, 9)),

@@ -1,4 +1,4 @@
-"""Each planted bug is found, by a promise that it breaks."""
+"""Each planted bug breaks the checks that are meant to find the bug."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.chaos.planted import PLANTS
 from tests.chaos.process_search import ProcessTrial, Strike, play
 from tests.chaos.search import Trial, shrink, simulate
 
-#: Found by one of the first runs; the others are tried by `make product`.
+#: Bugs that one of the first runs finds; `make product` tries the others.
 QUICK = ("lost-after-the-acknowledgement", "applied-twice", "epoch-skipped-by-one-shard")
 SEED = 5
 
@@ -44,7 +44,7 @@ def test_a_bug_is_found_within_minutes_and_its_run_made_small(name):
     "name", ["lock-that-is-not-held", "lost-after-the-acknowledgement", "applied-twice"]
 )
 def test_a_bug_is_found_in_real_processes(name):
-    """A second process on the same files shows a lock, lost answers what is sent again."""
+    """A second process on the same files is detected by a lock, lost replies by repeated pushes."""
     kinds = {"lock-that-is-not-held": ("second process",), "applied-twice": ("lost answers",)}
     strikes = tuple(
         Strike(1.0 + number, kind, "ps-0", number)

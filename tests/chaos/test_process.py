@@ -1,4 +1,4 @@
-"""kill -9 of real shards: nothing that a worker was told of is lost, nothing is there twice."""
+"""After kill -9 of real shards no acknowledged update is lost and none is applied twice."""
 
 import pytest
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.processes]
 
 
 def kill(folder, method, kills, nb_ps, seed):
-    """Return the summary of a run whose shards were killed so often, and what was found."""
+    """Return the summary of a run after this many kills of its shards, and the results."""
     flags = (f"--method={method}", "--dataset=synthetic", *METHODS[method])
     cast = Cast(folder, flags, nb_workers=2, nb_ps=nb_ps, seed=seed)
     trial = Trial(cast, seed)

@@ -1,4 +1,4 @@
-"""Whether a process grows is told by its own lives alone."""
+"""The growth of a process is measured within each of its incarnations."""
 
 from tests.chaos.soak_samples import Sample, growth, sample
 

@@ -1,4 +1,4 @@
-"""The wires of the chaos harness do what they say, and overhear what is said."""
+"""The proxies of the chaos harness act as configured and parse the messages."""
 
 import asyncio
 import socket
@@ -25,7 +25,7 @@ def board():
 
 @pytest.fixture
 def echo():
-    """A server that sends back what it gets; its port."""
+    """An echo server; its port."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve(peer):

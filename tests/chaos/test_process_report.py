@@ -1,4 +1,4 @@
-"""A soak's report says what is wrong, and nothing else is."""
+"""A soak's report names all problems and only problems."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""Each pair of fault and victim once, on a virtual clock; tests.chaos.simulated has more.
+"""Each pair of fault and victim in a simulated run; tests.chaos.simulated plays more runs.
 
-A test that fails says which case and plan repeat it.
+A failing test names the case and the plan that repeat the failure.
 """
 
 import dataclasses
@@ -56,14 +56,14 @@ def test_with_a_journal_nothing_is_lost(fault):
 
 @pytest.mark.parametrize("fault", [Fault.REORDERED, Fault.GARBLED], ids=lambda fault: fault.value)
 def test_a_push_with_datagrams_is_struck_as_well(fault):
-    """Its stream brings parts, which become a push only at the shard."""
+    """The push's stream brings parts, which become a push only at the shard."""
     outcome = played(case_of("dgt"), Plan(fault, Victim.WORKER, 0.4, 7))
     assert not outcome.error and outcome.struck
 
 
 @pytest.mark.parametrize("name", ["dgt", "bsp", "dgs"])
 def test_a_following_shard_whose_disk_is_full_ends_the_run(name):
-    """It answers no push that it will not apply; shard 0 ends the run, and the same goes on."""
+    """It answers no push that it will not apply; shard 0 ends the run, and the same run resumes."""
     plan = Plan(Fault.DISK_FULL, Victim.OTHER_SHARD, 0.478582644474096, 1673119991)
     outcome = played(case_of(name, nb_ps=2), plan)
     assert not outcome.error, f"{name} | {plan!r}\n{outcome.error}"
@@ -79,7 +79,7 @@ OVERLAPPED = Case("bsp", nb_ps=2, nb_workers=4, choices=(("overlap", True),), it
         # Worker 2's push was applied by shard 1 alone before it was expelled, and waited at shard 0
         # for others that waited for it at shard 1.
         (OVERLAPPED, [Plan(Fault.CUT, Victim.SHARD_0, 0.23503870576718072, 1327474084)]),
-        # A worker that died inside its push went on to its next mini-batch for ever.
+        # A worker that died inside its push continued with its next mini-batch for ever.
         (OVERLAPPED, [Plan(Fault.KILL_BEFORE_PUSH, Victim.WORKER, 0.5850584166821315, 164867038)]),
         # A shard that died while a worker dialled it was never found again.
         (
@@ -97,8 +97,8 @@ OVERLAPPED = Case("bsp", nb_ps=2, nb_workers=4, choices=(("overlap", True),), it
                 Plan(Fault.KILL_IN_JOURNAL, Victim.OTHER_SHARD, 0.1113, 1064137626),
             ],
         ),
-        # The state server that came back let nobody push: it had no report of a worker that waited
-        # at shard 1, which had its push, for the others to push.
+        # The restarted state server let no worker push: it did not know that one had pushed
+        # to shard 1 and waited there for the other workers' pushes.
         (
             Case("esync", 2, nb_workers=2, iter_max=5, seed=1073220346),
             [
@@ -113,7 +113,7 @@ OVERLAPPED = Case("bsp", nb_ps=2, nb_workers=4, choices=(("overlap", True),), it
                 Plan(Fault.KILL_AFTER_PUSH, Victim.SHARD_0, 0.6281, 1045536176),
             ],
         ),
-        # A following shard took a push, which shard 0 had applied long ago, for that of a new draw.
+        # A following shard mistook a push that shard 0 had applied before for a new draw's push.
         (
             Case("bsp", 2, nb_workers=2, journal="auto", choices=DRAWN, iter_max=5, seed=474341766),
             [
@@ -169,7 +169,7 @@ def test_a_plan_befalls_only_whom_it_can():
 
 
 def test_a_snapshot_that_was_half_written_is_not_taken(tmp_path):
-    """What a death leaves in the folder is no snapshot, or a whole one."""
+    """A death leaves in the folder no snapshot, or a complete one."""
     for number, stage in enumerate(("arrays", "manifest", "unnamed", "unpruned", "saved")):
         folder = tmp_path / stage
         run = ChaoticRun(case_of("adacomp"), folder, Recorder(lambda record: None))

@@ -1,4 +1,4 @@
-"""Plans of faults: every possible pair comes, instants lie inside the run, a seed repeats them."""
+"""Plans of faults cover every possible pair, stay inside the run and repeat by seed."""
 
 import itertools
 

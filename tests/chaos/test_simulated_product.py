@@ -1,4 +1,4 @@
-"""Every case struck some hundred times, on a virtual clock (`make product`)."""
+"""Every case with some hundred faults, on a virtual clock (`make product`)."""
 
 import pytest
 

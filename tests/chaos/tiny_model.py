@@ -1,4 +1,4 @@
-"""A model of 180 entries in four tensors, so that histories can hold what is sent: `--model`."""
+"""A model (`--model`) of 180 entries in four tensors, small enough to record every message."""
 
 import keras
 import numpy as np

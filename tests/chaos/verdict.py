@@ -1,4 +1,4 @@
-"""What the check of a run has shown."""
+"""The result of a run's checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.chaos.history import Acknowledged, History
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What a trial has shown."""
+    """The result of a trial."""
 
     violations: tuple[Violation, ...]
     history: History

@@ -1,4 +1,4 @@
-"""A small CIFAR-10 in its binary version, written from its description."""
+"""A small CIFAR-10 in its binary format, generated from the format's description."""
 
 import tarfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Small ImageNets in the two layouts, of images whose colour tells which they are."""
+"""Small ImageNets in the two layouts; the color of an image identifies the image."""
 
 from pathlib import Path
 
@@ -10,14 +10,14 @@ PER_CLASS = {"train": 5, "val": 2}
 
 
 def colours(part: str) -> np.ndarray:
-    """[n, 3] uint8: a colour of its own for each image, in order of class and number."""
+    """[n, 3] uint8: a distinct color for each image, in order of class and number."""
     count = len(CLASSES) * PER_CLASS[part]
     order = np.arange(count) * 40 % 256
     return np.stack([order, 255 - order, (order * 7 + 30) % 256], axis=1).astype(np.uint8)
 
 
 def encoded(part: str) -> list[bytes]:
-    """Images of changing sizes, plain in their colour but for a bright left half."""
+    """Images of varying sizes in one color with a bright left half."""
     images = []
     for number, colour in enumerate(colours(part)):
         height, width = 40 + 3 * (number % 7), 56 - 5 * (number % 4)

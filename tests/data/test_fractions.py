@@ -1,4 +1,4 @@
-"""Fractions files: each worker's run of the stored order, checked line by line."""
+"""Fractions files: each worker's range of the stored order, checked line by line."""
 
 import itertools
 from pathlib import Path

@@ -49,7 +49,7 @@ def test_disjoint_complete_and_repeatable(problem) -> None:
     if rule.partition in EQUAL:
         sizes = [len(shard) for shard in shards]
         assert max(sizes) - min(sizes) <= 1
-    np.random.seed(3)  # whatever the process has drawn before does not matter
+    np.random.seed(3)  # earlier draws of the process do not matter
     for worker, owned in enumerate(shards, start=1):
         np.testing.assert_array_equal(data_partition.shard(labels, worker, rule), owned)
 

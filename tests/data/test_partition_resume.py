@@ -1,4 +1,4 @@
-"""A worker's shard: its examples, its place in them, and what a saved place is refused for."""
+"""A worker's data shard: its examples, its cursor, and rejected saved cursors."""
 
 import dataclasses
 import types
@@ -17,19 +17,19 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.settings import DataChoice
 
 TOTAL = 240
-#: Partitions as the command line can ask for them.
+#: Partitions that the command line offers.
 KINDS = (*PARTITIONS, "class unshuffled")
 
 
 def dataset() -> Dataset:
-    """Examples whose only pixel is their position."""
+    """Examples with one pixel, which holds the example's position."""
     images = np.arange(TOTAL, dtype=np.float32).reshape(TOTAL, 1, 1, 1)
     labels = np.random.default_rng(2).integers(0, 10, TOTAL).astype(np.int32)
     return Dataset(images, labels, images[:0], labels[:0])
 
 
 def make_run(folder: Path, kind: str, batch_size: int) -> types.SimpleNamespace:
-    """What of a run of four workers the split heeds."""
+    """The settings of a run of four workers that the partition depends on."""
     partition = kind.split()[0]
     path = None
     if partition == "file":
@@ -48,7 +48,7 @@ def make_run(folder: Path, kind: str, batch_size: int) -> types.SimpleNamespace:
 
 
 def take(folder: Path, kind: str, id_worker: int = 2, batch_size: int = 16) -> TrainingShard:
-    """Take a shard of four as a worker of such a run would."""
+    """Take a shard of four as a worker of this run would."""
     run = make_run(folder, kind, batch_size)
     return take_shard(run, dataset(), id_worker, nb_workers=4)
 

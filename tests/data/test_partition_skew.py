@@ -1,4 +1,4 @@
-"""Partitions by label: which labels a worker sees, and how many examples."""
+"""Partitions by label: the labels of each worker and the number of its examples."""
 
 import numpy as np
 import pytest

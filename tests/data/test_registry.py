@@ -1,4 +1,4 @@
-"""Data sets by name: contents of the sample, search order, scaling, clear errors, user data."""
+"""Data sets by name: the sample's contents, search order, scaling, errors, user data."""
 
 import io
 import types

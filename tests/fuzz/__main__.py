@@ -1,8 +1,8 @@
-"""``python -m tests.fuzz``: fuzz one target or all, list them, keep what was found.
+"""``python -m tests.fuzz``: fuzz one target or all, list targets, keep new inputs.
 
-What a run finds lies in ``build/fuzz/<target>``; ``--keep`` puts of it what reaches new lines into
-the repository's corpus. A crash is told with the file that holds its input; put that file into
-``tests/fuzz/crashes/<target>`` with the change that mends it.
+The inputs of a run are in ``build/fuzz/<target>``; ``--keep`` copies inputs that reach new lines
+into the repository's corpus. A crash is reported with its input's file; put this file into
+``tests/fuzz/crashes/<target>`` together with the fix.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tests.fuzz import guided, registry
 from tests.fuzz.target import CORPUS, CRASHES, FOLDER_VARIABLE, in_memory
 
 WORK = pathlib.Path(__file__).parents[2] / "build" / "fuzz"
-#: Of wall clock, which stands still for nobody; processor time is watched by the target itself.
+#: In wall-clock time, for targets that wait for ever; targets limit their processor time.
 _TIMEOUT_SECONDS = 1200
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the command line asks for; return the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     add = parser.add_argument
     add("--list", action="store_true", help="name the targets and end")

@@ -1,4 +1,4 @@
-"""What a shard decodes of a block: positions and values in every coding."""
+"""Fuzz targets: a shard decodes positions and values of a block in every coding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thinwire.ops.wire import few_bits_coding, index_codings, value_codings
 from thinwire.ops.wire.blocks import IndexChooser, decode_block
 from thinwire.ops.wire.index_codings import WireError
 
-#: Entries of a block's slot; the last one is far larger than what comes.
+#: Entries of a block's slot; the last slot is far larger than any block sent.
 SIZES = (0, 1, 7, 28, 255, 5000, 1 << 24)
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 
@@ -93,7 +93,7 @@ def _block_seeds() -> list[bytes]:
 
 
 def positions(data: bytes) -> None:
-    """Code positions in every way; each must come back."""
+    """Encode positions in every coding; each must decode to the same positions."""
     source = Reader(data)
     gaps = np.frombuffer(source.rest()[: 2 * (len(data) // 2)].ljust(2, b"\0"), "<u2")
     gaps = gaps[: gaps.size].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Chooses what of a fuzzer's findings is kept: the smallest inputs that reach new lines."""
+"""Chooses which of a fuzzer's inputs to keep: the smallest inputs that reach new lines."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Arc = tuple[str, int, int]
 
 
 def keep(name: str, found: pathlib.Path) -> str:
-    """Make the corpus of a target anew from what it has and what was found; return the outcome.
+    """Rebuild a target's corpus from its old corpus and the new inputs; return the outcome.
 
     Args:
-        name: Of the target.
+        name: Name of the target.
         found: Folder of inputs; it may be missing.
     """
     target, place = registry.load(name), CORPUS / name

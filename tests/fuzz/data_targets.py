@@ -1,4 +1,4 @@
-"""Files of training data: images, labels, records, archives, the index kept beside them."""
+"""Fuzz targets: training data files (images, labels, records, archives) and their index."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _cifar_seeds() -> list[bytes]:
 
 
 def tfrecord(data: bytes) -> None:
-    """Find the images in a file of records, framed here where the first byte says so."""
+    """Find the images in a file of records; the framing is added if the first byte requests it."""
     source = Reader(data)
     if source.number() % 2:
         content = source.rest()
@@ -142,7 +142,7 @@ def _tfrecord_seeds() -> list[bytes]:
 
 
 def index_file(data: bytes) -> None:
-    """Read the index that is kept beside the files."""
+    """Read the index file of TFRecord files."""
     source = Reader(data)
     state = [("train-00000-of-00001", 100, 5)]
     if source.number() % 2:
@@ -167,7 +167,7 @@ def _index_seeds() -> list[bytes]:
 
 
 def image_size(data: bytes) -> None:
-    """Read the size that an image says it has."""
+    """Read the size in an image's header."""
     with contextlib.suppress(ValueError):
         height, width = decode.image_size(data)
         assert height > 0 and width > 0

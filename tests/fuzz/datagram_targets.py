@@ -1,4 +1,4 @@
-"""Datagrams: what one says, and how steps are put together of them."""
+"""Fuzz targets: the content of one datagram, and steps assembled from datagrams."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from thinwire.ops.routing.reassembler import Reassembler
 from thinwire.ops.types import Block, CodedValues
 
 _WORDS = form.HEADER_BYTES // 4
-#: The step that templates are of; programs reach a few before and after it.
+#: The step of the template datagrams; programs reach a few steps before and after this step.
 _STEP = 5
-#: Of one program.
+#: Maximum number of operations in one program.
 MOST_CALLS = 60
 
 
@@ -53,7 +53,7 @@ def templates() -> tuple[bytes, ...]:
 
 
 def datagram(data: bytes) -> None:
-    """Feed one buffer to a fresh session, tagged anew where the first byte says so."""
+    """Feed one buffer to a new session, with a new tag if the first byte requests one."""
     source = Reader(data)
     mends, count, size = source.number(), 1 + source.number() % 4, source.number(2)
     body = bytearray(source.rest())
@@ -67,7 +67,7 @@ def datagram(data: bytes) -> None:
 
 
 def _mend(body: bytearray, size: int, mends: int) -> None:
-    """Make header and tag right, so that what lies behind is reached."""
+    """Correct header and tag, so that the input reaches the code behind these checks."""
     for start in range(0, len(body) - size + 1, size):
         header = np.frombuffer(body, form.HEADER, 1, start)
         header["magic"], header["version"] = form.MAGIC, form.VERSION
@@ -113,7 +113,7 @@ _RULES = (
 
 
 class _Steps:
-    """An assembler, and what a program does to it."""
+    """An assembler and the operations of a program on the assembler."""
 
     def __init__(self, source: Reader) -> None:
         self.source = source
@@ -121,7 +121,7 @@ class _Steps:
         self.now, self.num_fed = 0.0, 0
 
     def run(self) -> None:
-        """Do what the bytes say."""
+        """Run the operations that the bytes encode."""
         verbs = (
             self._feed,
             self._feed,
@@ -185,7 +185,7 @@ class _Steps:
         if kind == 1:
             indices = np.arange(0, size, 3)
             return Block(slot, size, indices, CodedValues("float32", values[indices]))
-        size += kind == 3 and self.source.number() % 2  # of another model
+        size += kind == 3 and self.source.number() % 2  # a slot of another model
         return Block(slot, size, None, CodedValues("float32", np.ones(size, np.float32)))
 
     def _end(self) -> None:

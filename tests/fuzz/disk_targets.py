@@ -1,4 +1,4 @@
-"""What a damaged disk, or another version, hands back: journals, checkpoints, metrics, logs."""
+"""Fuzz targets: damaged journals, checkpoints, metrics and logs, and those of other versions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _BODY = struct.Struct("<dB")
 
 @functools.cache
 def _run() -> JournaledRun:
-    """Return a run of two workers with a journal of a few events; it is only read from then on."""
+    """Return a run of two workers with a journal of a few events; callers only read the run."""
     chosen = method("adacomp", 2, compression_rate=0.25)
     made = JournaledRun(FOLDER.empty("run"), chosen, iter_max=1000)
     made.join_all()
@@ -61,7 +61,7 @@ def _records() -> tuple[bytes, ...]:
 
 
 def record(data: bytes) -> None:
-    """Read records: as they lie there, or with checksums that are right."""
+    """Read records: unchanged, or with corrected checksums."""
     source = Reader(data)
     if source.number() % 2:
         with contextlib.suppress(DamagedRecord):
@@ -100,7 +100,7 @@ def _record_seeds() -> list[bytes]:
 
 
 def journal_file(data: bytes) -> None:
-    """Replay a journal of which records are changed, missing, doubled, or made up."""
+    """Replay a journal with changed, missing, doubled or invented records."""
     source, run = Reader(data), _run()
     folder = FOLDER.empty("journal")
     (number,) = journal.numbers(run.folder / "0")
@@ -140,7 +140,7 @@ def _checkpoint() -> tuple[bytes, bytes]:
 
 
 def checkpoint(data: bytes) -> None:
-    """Read a checkpoint, the manifest's checksum made right where it is JSON at all."""
+    """Read a checkpoint; the manifest's checksum is corrected if the manifest is JSON."""
     source = Reader(data)
     mends, manifest, arrays = source.number(), source.piece(), source.rest()
     with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
@@ -153,7 +153,7 @@ def checkpoint(data: bytes) -> None:
     place.mkdir(exist_ok=True)
     (place / "manifest.json").write_bytes(manifest)
     (place / "arrays.bin").write_bytes(arrays)
-    with contextlib.suppress(DamagedCheckpointError, ConfigurationError):  # of another format
+    with contextlib.suppress(DamagedCheckpointError, ConfigurationError):  # another format
         step, state = load(place)
         assert isinstance(step, int) and isinstance(state, dict)
 
@@ -170,7 +170,7 @@ def _checkpoint_seeds() -> list[bytes]:
 
 
 def saved(data: bytes) -> None:
-    """Read small files that a run left: advice, and what says that it has ended."""
+    """Read small files of a run: the advice, and the marker of the run's end."""
     path = FOLDER.write("advice.json", data)
     with contextlib.suppress(ConfigurationError):
         predictions.load(path)
@@ -195,11 +195,11 @@ def _saved_seeds() -> list[bytes]:
     return [json.dumps(given).encode(), b'{"test_accuracy": null}', b"[" * 5000]
 
 
-# -- what the Supervisor reads again -------------------------------------------------------------
+# -- files that the Supervisor reads back --------------------------------------------------------
 
 
 def metrics_file(data: bytes) -> None:
-    """Read a run's summary and metrics, as reports and a Supervisor that comes back do."""
+    """Read a run's summary and metrics, as reports and a restarted Supervisor do."""
     source = Reader(data)
     summary, lines = source.piece(), source.rest()
     folder = _folder_with("summary.json", summary)
@@ -232,7 +232,7 @@ def _metrics_seeds() -> list[bytes]:
 
 
 def esync_logs(data: bytes) -> None:
-    """Import rounds of ESync's own files, and draw what they say."""
+    """Import rounds in ESync's file format and draw their figures."""
     folder = FOLDER.empty("esync")
     device = folder / "host" / "cpu"
     device.mkdir(parents=True)

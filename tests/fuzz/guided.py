@@ -1,6 +1,6 @@
-"""One target under atheris, in a process of its own: ``python -m tests.fuzz.guided NAME ...``.
+"""One fuzz target under atheris, in its own process: ``python -m tests.fuzz.guided NAME ...``.
 
-What follows the name are options of libFuzzer. The process ends with the first crash.
+Arguments after the name are options of libFuzzer. The process ends with the first crash.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import random
 import resource
 import sys
 
-#: What is instrumented: all that decodes, and nothing that decodes by native code.
+#: Modules to instrument: all modules that decode in Python, none that decode in native code.
 PACKAGES = ["thinwire"]
-#: Address space that a process may take beyond what it has before the first input.
+#: Address space that a process may take in addition to its space before the first input, in bytes.
 EXTRA_BYTES = 1 << 30
 
 

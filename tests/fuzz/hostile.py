@@ -1,12 +1,12 @@
-"""A million lies and a million hostile datagrams against a real shard, and what came of them.
+"""A million invalid messages and a million hostile datagrams against a real shard.
 
 ``python -m tests.fuzz.hostile --messages 1000000 --datagrams 1000000``
 
 Messages go through the real reader, server and core, datagrams through real sockets, the kernel's
-filter and the real receivers; an honest worker trains beside them. Whatever happens, its model is
-the one that it has without anybody else, bit for bit; every message and every datagram is counted,
-by the reason why it was refused or as what it was; memory does not grow. Exit code 1: one of that
-does not hold.
+filter and the real receivers; an honest worker trains at the same time. The worker's model must be
+bit for bit the model of a run without hostile clients; every message and datagram is counted,
+either by its rejection reason or by its kind; memory does not grow. Exit code 1: one of these
+conditions does not hold.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from tests.ps.hostile_client import Liar
 from tests.ps.streams import Stream
 from thinwire.proto import thinwire_pb2 as pb
 
-#: What a process may grow by while it is lied to, in bytes.
+#: How much a process may grow during an attack, in bytes.
 MOST_GROWTH = 64 << 20
 #: Frames between two exchanges of the honest worker.
 FRAMES_A_ROUND = 2000
-_BATCH_SECONDS = 300.0  # of processor time; a hang is no matter of luck
+_BATCH_SECONDS = 300.0  # processor time; independent of other load
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of all that was sent.
+    """Counts of the sent messages or datagrams by outcome.
 
     Attributes:
         sent: Messages or datagrams.
-        refused: Of those, by reason.
-        taken: Of those, by what they were: harmless, or still waiting for the rest.
+        refused: Number of rejected messages by reason.
+        taken: Number of accepted messages by kind: harmless, or incomplete.
         rounds: Exchanges of the honest worker meanwhile.
         seconds: By the wall clock.
         growth: Bytes that the process has grown by.
@@ -57,7 +57,7 @@ class Outcome:
 
     @property
     def num_counted(self) -> int:
-        """What was refused or taken."""
+        """Number of rejected or accepted messages."""
         return self.refused.total() + self.taken.total()
 
     def check(self) -> None:
@@ -66,7 +66,7 @@ class Outcome:
         assert self.growth < MOST_GROWTH, f"the process has grown by {self.growth} bytes"
 
     def told(self, what: str) -> str:
-        """Return it in words."""
+        """Return the counts as text."""
         rate = self.sent / max(self.seconds, 1e-9)
         lines = [
             f"{what}: {self.sent} in {self.seconds:.1f} s ({rate:.0f} a second), "
@@ -87,7 +87,7 @@ def resident_bytes() -> int:
 
 
 class _Audited(Stream):
-    """A stream of lies that looks, frame by frame, what the shard has made of each."""
+    """A stream of invalid frames that records, for each frame, how the shard handled the frame."""
 
     def __init__(self, world: World, frames: Iterator[bytes], outcome: Outcome) -> None:
         super().__init__(world.server)
@@ -107,7 +107,7 @@ class _Audited(Stream):
             del self.received[:]
 
     def audit(self) -> None:
-        """Read to the end, and note what the frame was that ended the stream."""
+        """Read to the end, and record which frame ended the stream."""
         self.read()
         if self._counted < self.num_read:
             self._note()
@@ -136,14 +136,14 @@ def _kind_of(data: bytes) -> str:
 
 
 class _AuditedLiar(Liar):
-    """A liar whose every frame is followed up."""
+    """A hostile client; the outcome of every frame is recorded."""
 
     def __init__(self, world: World, seed: int, outcome: Outcome) -> None:
         super().__init__(world.shard, seed)
         self._world, self._outcome = world, outcome
 
     def streams(self, num_messages: int) -> None:
-        """Say at least so many frames, over many streams; the model stays as it is."""
+        """Send at least this many frames over many streams; the model must not change."""
         goal, before = self.sent + num_messages, self._world.picture()
         while self.sent < goal:
             kind = self.dice.choices(("worker", "stranger", "supervisor"), (8, 1, 1))[0]
@@ -154,16 +154,16 @@ class _AuditedLiar(Liar):
 
 
 def lie(name: str, num_messages: int, seed: int) -> Outcome:
-    """Tell the shard of a method so many lies, in between exchanges of an honest worker.
+    """Send this many invalid messages to a shard, mixed with exchanges of an honest worker.
 
     Raises:
-        AssertionError: The model is not what the honest worker alone makes it, or something was
-            counted twice, or not at all.
+        AssertionError: The model differs from the model of the honest worker alone, or a message is
+            counted twice or never.
     """
     outcome = Outcome()
     lied_to, alone = (_real_time(name) for _ in range(2))
     liar = _AuditedLiar(lied_to, seed, outcome)
-    liar.streams(min(FRAMES_A_ROUND, num_messages // 4))  # what is allocated once is so by now
+    liar.streams(min(FRAMES_A_ROUND, num_messages // 4))  # first allocations
     started, before = time.monotonic(), resident_bytes()
     while outcome.sent < num_messages:
         with watched(_BATCH_SECONDS):
@@ -186,7 +186,7 @@ def _real_time(name: str) -> World:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the command line asks for; return the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.hostile", description=__doc__)
     add = parser.add_argument
     add("--messages", type=int, default=1_000_000, help="over the methods together")

@@ -1,8 +1,8 @@
-"""Hostile datagrams over real sockets: whoever sends them knows the ports, and much else besides.
+"""Hostile datagrams over real sockets, from senders that know the ports and more.
 
-Some are nobody's. Some carry the session number of the honest worker, as whoever listens to the
-network knows it: with another tag, cut short, changed, or repeated byte for byte. Some are signed
-by a worker of the run, with its own key, and say what cannot be.
+Some datagrams belong to no session. Some carry the honest worker's session number, which an
+eavesdropper knows: with another tag, cut short, changed, or repeated byte for byte. Some are signed
+by a worker of the run with its own key, and have impossible content.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _HOST = "127.0.0.1"
 _CHOICES = {"overrides": {"sync": "asp"}, "dgt_wait_ms": 3_600_000.0, "dgt_block_size": 8}
 #: Datagrams between two exchanges of the honest worker, and among its own ones.
 _A_ROUND, _AMONG = 4000, 40
-#: In one go, so that what is wanted fits into the sockets' buffers beside it.
+#: Datagrams in one batch; wanted datagrams still fit into the sockets' buffers.
 _BURST = 500
-_BATCH_SECONDS = 300.0  # of processor time
+_BATCH_SECONDS = 300.0  # processor time
 _PAUSE_SECONDS = 5e-4
 #: Reasons found before a datagram is entered as one that fits; see `thinwire.ops.routing.parser`.
 _EARLY = (
@@ -43,7 +43,7 @@ class _Sender:
         self._dice = random.Random(seed)
         self._ports, self._rogue = ports, rogue
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._seen: list[bytes] = []  # of the honest worker's
+        self._seen: list[bytes] = []  # datagrams of the honest worker
         self._own: list[bytes] = []
         self.sent = 0
         self._kinds: list[Callable[[], bytes]] = [
@@ -71,7 +71,7 @@ class _Sender:
         self._own = own
 
     def send(self, count: int) -> None:
-        """Send so many hostile datagrams."""
+        """Send this many hostile datagrams."""
         for _ in range(count):
             self.put(self._dice.choice(self._kinds)(), self._dice.choice(self._ports))
 
@@ -110,7 +110,7 @@ class _Sender:
         return bytes(data)
 
     def _nonsense(self) -> bytes:
-        """What the rogue signs with its own key: words changed, and NaN among the values."""
+        """Datagrams that the rogue worker signs with its key: changed words, and NaN values."""
         dice = self._dice
         data = bytearray(dice.choice(self._own))
         words = np.frombuffer(data, "<u4", len(data) // 4)
@@ -122,7 +122,7 @@ class _Sender:
 
 
 class _Flooded:
-    """A port with real sockets, its honest worker, and what is sent to it."""
+    """A port with real sockets, its honest worker, and hostile senders."""
 
     def __init__(self, seed: int, filtered: bool) -> None:
         self.port = LocalPort(nb_workers=2, **_CHOICES)
@@ -139,7 +139,7 @@ class _Flooded:
 
     @property
     def num_hostile(self) -> int:
-        """How many datagrams were sent, but for the honest worker's own."""
+        """Number of datagrams sent, without the honest worker's datagrams."""
         return self.sender.sent - self.genuine
 
     def close(self) -> None:
@@ -227,20 +227,20 @@ def _split(worker: Talker, outgoing: PushRequest) -> list[bytes]:
 
 
 def flood(num_datagrams: int, seed: int, filtered: bool) -> Outcome:
-    """Send so many hostile datagrams, in between exchanges of an honest worker.
+    """Send this many hostile datagrams, mixed with exchanges of an honest worker.
 
     Args:
         num_datagrams: At least.
-        seed: Of what is sent.
-        filtered: Whether the kernel's filter keeps out what is of no session.
+        seed: Seed of the hostile datagrams.
+        filtered: True if the kernel's filter drops datagrams that belong to no session.
 
     Raises:
-        AssertionError: The model is not what the honest worker alone makes it, or a datagram is
+        AssertionError: The model differs from the model of an honest worker alone, or a datagram is
             not counted.
     """
     flooded, rounds = _Flooded(seed, filtered), 0
     try:
-        flooded.flood(min(_A_ROUND, num_datagrams // 4))  # what is allocated once is so by now
+        flooded.flood(min(_A_ROUND, num_datagrams // 4))  # first allocations
         started, before = time.monotonic(), resident_bytes()
         while (left := num_datagrams - flooded.num_hostile) > 0:
             with watched(_BATCH_SECONDS):
@@ -259,7 +259,7 @@ def flood(num_datagrams: int, seed: int, filtered: bool) -> Outcome:
 
 
 def _alone(rounds: int) -> bytes:
-    """Return the weights that the honest worker's exchanges give without anybody else."""
+    """Return the weights after the honest worker's exchanges without hostile senders."""
     port = LocalPort(nb_workers=2, **_CHOICES)
     honest = port.join(1)
     for number in range(rounds + 1):

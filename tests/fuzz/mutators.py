@@ -1,4 +1,4 @@
-"""Changes messages field by field: bytes changed at random seldom parse any more."""
+"""Changes messages field by field, because random byte changes seldom give a valid message."""
 
 from __future__ import annotations
 
@@ -101,12 +101,12 @@ def _bytes(before: bytes, dice: random.Random) -> bytes:
 
 
 def mutated(data: bytes, kind: type[Message], head: int, dice: random.Random) -> bytes | None:
-    """Return an input whose message is changed; None: there is none in it.
+    """Return an input with its message changed; None if the input holds no message.
 
     Args:
         data: `head` bytes, then the message.
-        kind: Of the message.
-        head: Bytes before it, of which one is changed now and then.
+        kind: Kind of the message.
+        head: Bytes before the message; one byte is changed now and then.
         dice: Decides.
     """
     message = kind()

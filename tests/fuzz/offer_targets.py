@@ -1,4 +1,4 @@
-"""Offers of models to a shard that has none: documents and payloads of anybody."""
+"""Fuzz targets: offers of models to a shard without a model, from any client."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from thinwire.ps.scripts.initial_model import InitialModel, model_of_offer, offe
 from thinwire.ps.scripts.offering import OfferReader, OfferStage
 from thinwire.runtime.run.settings import Run
 
-#: What the fuzzed shard allows.
+#: Limits of the fuzzed shard.
 MOST_BYTES = 1 << 20
 _FLAGS = (
     (f"--max_model_bytes={MOST_BYTES}", "--method=bsp"),
     (f"--max_model_bytes={MOST_BYTES}", "--method=dgs"),
     (f"--max_model_bytes={MOST_BYTES}", "--method=bsp", "--nb_ps=2", "--placement=speed"),
 )
-#: Packages that the names of an offer may have a shard import parts of; those of Keras only for
-#: an optimizer of the allow-list that has moved before, whose slots come with it.
+#: Packages that a shard may import for the names of an offer. A shard imports Keras only for an
+#: optimizer of the allow-list with steps before the run, because the offer holds its slots.
 _ALLOWED = frozenset({"keras", "tensorflow", "thinwire"})
 
 
@@ -57,7 +57,7 @@ _WITHOUT_OPTIMIZER = type(OFFER)(OFFER.spec, script_optimizer="Adam")
 
 
 class _Stream(Stream):
-    """A stream that the stage may keep, and whose frames are all there."""
+    """A stream with complete frames that the offering stage may store."""
 
     def __init__(self, sent: list[bytes]) -> None:
         super().__init__(None, sent)
@@ -71,13 +71,13 @@ class _Stream(Stream):
 
 
 def offer_to(number: int, document: bytes, announced: int | None, pieces: list[bytes]) -> _Stream:
-    """Offer something to a shard, and check what must hold whatever it is.
+    """Offer a document and payload to a shard, and check the invariants.
 
     Args:
-        number: Of the shard's settings.
-        document: Of the offer, UTF-8 or not.
+        number: Number of the shard's settings.
+        document: The offer's document, UTF-8 or not.
         announced: Length of the payload; None: of the pieces.
-        pieces: Of the payload.
+        pieces: Pieces of the offer's payload.
     """
     run, own, hello = _settings(number)
     stage = OfferStage(run, own)
@@ -111,7 +111,7 @@ def _check_rates(model: InitialModel) -> None:
     server = model.method.server
     updates = getattr(server, "updates", (server,))
     for update in (each for each in updates if isinstance(each, ScriptUpdate)):
-        state = update.init(np.empty(0, np.float32))  # of a shard that holds none of its variables
+        state = update.init(np.empty(0, np.float32))  # a shard without variables of the model
         assert all(math.isfinite(update.rate(0.0, batches, state)) for batches in (0, 1))
 
 
@@ -165,7 +165,7 @@ def _seeds() -> list[bytes]:
 
 
 def honest(number: int) -> _Stream:
-    """Offer what is right to a shard."""
+    """Offer a valid model to a shard."""
     run, own, _ = _settings(number)
     given = _of(number)
     payload = bytes(offered_bytes(run, own.id_ps, given))

@@ -1,4 +1,4 @@
-"""All targets by name; a module is imported when its targets are wanted."""
+"""All fuzz targets by name; a target's module is imported when the target is requested."""
 
 from __future__ import annotations
 

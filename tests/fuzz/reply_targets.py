@@ -1,4 +1,4 @@
-"""What workers, following shards and the Supervisor decode of what shards and peers tell them."""
+"""Fuzz targets: workers, following shards and the Supervisor decode messages to them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from thinwire.worker.collective.replica import Replica
 from thinwire.worker.collective.service import PeerServer
 from thinwire.worker.core.core import WorkerCore
 
-#: The flags of a worker, and how many values shard 0 averages beside the weights.
+#: Flags of a worker, and the number of auxiliary values that shard 0 averages.
 WORKERS = (
     (("--method=asgd",), 0),
     (("--method=adacomp", "--compression_rate=0.25"), 3),
@@ -64,7 +64,7 @@ def _exchange(chosen: int) -> Exchange:
 
 
 def _routed() -> Routed:
-    """Return an update of which two blocks went in datagrams."""
+    """Return an update with two blocks that were sent in datagrams."""
     part = UnreliableBlocks(
         slot=0,
         size=16,
@@ -214,7 +214,7 @@ def _document_seeds() -> list[bytes]:
 
 
 class _Wire:
-    """A stream of one peer, heard or dialled, without a network."""
+    """A stream of one peer, accepted or dialed, without a network."""
 
     def __init__(self, frames: list[bytes]) -> None:
         self._frames = frames
@@ -241,7 +241,7 @@ def _replica() -> Replica:
 
 
 def peers_of(data: bytes) -> None:
-    """Let a peer talk to this worker; whatever it says, nothing is kept beyond the limit."""
+    """Let a peer send any bytes to this worker; the worker stores no more than the limit."""
     mailbox = Mailbox(1 << 12)
     server = PeerServer(mailbox, _replica().answer, 1 << 10)
     server.run_id = "run-1"
@@ -256,7 +256,7 @@ def _peer_seeds() -> list[bytes]:
 
 
 def holding(data: bytes) -> None:
-    """Ask a peer for its model; take over what it hands out."""
+    """Request a peer's model, and load the model that the peer sends."""
     source = Reader(data)
     conversation = object.__new__(_PeerConnection)
     conversation.member = CollectiveMember(2, 7, "127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""Sessions of datagrams before a real core: a worker that abuses its leave to speak."""
+"""Fuzz targets: datagram sessions with a real core and a worker that abuses its permission."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from thinwire.ps.wire.push_decoder import NonFinite
 
 
 class _Talk:
-    """A real port and core; two workers whose leave to speak the program abuses."""
+    """A real port and core; the program abuses the sending permission of two workers."""
 
     def __init__(self, source: Reader) -> None:
         self.source = source
@@ -31,7 +31,7 @@ class _Talk:
         self.sent: list[tuple[bytes, int]] = []
 
     def run(self) -> None:
-        """Do what the bytes say; the honest worker's pushes come through."""
+        """Run the operations that the bytes encode; the honest worker's pushes must be applied."""
         verbs = (self._take, self._take, self._mark, self._mark, self._wait, self._join, self._send)
         for _ in range(MOST_CALLS):
             if not self.source:

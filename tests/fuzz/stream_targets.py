@@ -1,4 +1,4 @@
-"""Conversations with a shard: an input is a program of what several clients say, and when."""
+"""Fuzz targets: an input encodes the messages of several clients to a shard and their order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HALTS = ("", "why not", "iter_max\n")
 
 
 class Abuse:
-    """What clients do to a shard, step by step; used by programs and by hypothesis alike.
+    """Operations of clients on a shard, one per step; used by programs and by hypothesis.
 
     Args:
         world: The shard.
@@ -40,14 +40,14 @@ class Abuse:
         self.clients.append(self.world.connect())
 
     def say(self, who: int, data: bytes) -> None:
-        """Let a client send a frame."""
+        """Send a frame as a client."""
         self.said = [*self.said[-7:], data]
         self.clients[who % len(self.clients)].say(data)
         if not self.held:
             self.world.turn()
 
     def hello(self, who: int, **fields: Any) -> None:
-        """Say Hello; right but for the fields that are given."""
+        """Send a Hello; only the given fields differ from a valid Hello."""
         self.say(who, frame(hello=self.world.shard.hello(**fields)))
 
     def push(self, who: int, life: int | None, **fields: Any) -> None:
@@ -59,19 +59,19 @@ class Abuse:
         self.say(who, push_frame(incarnation=life, **fields))
 
     def chunked(self, who: int, announced: int, pieces: list[bytes]) -> None:
-        """Announce a payload, and send pieces of whatever size."""
+        """Announce a payload, and send pieces of any size."""
         push = pb.Push(incarnation=self.world.life, step=1, payload_bytes=announced)
         self.say(who, frame(push=push))
         for piece in pieces:
             self.say(who, frame(chunk=pb.Chunk(data=piece)))
 
     def spoilt(self, who: int, dice: random.Random) -> None:
-        """Say once more what was said, with some fields changed."""
+        """Repeat an earlier message with some fields changed."""
         message = pb.ToServer()
         if self.said and not parsed(message, dice.choice(self.said)):
             return
         body = message.WhichOneof("body") or "heartbeat"
-        if body == "halt":  # a Supervisor may end the run; nobody else here does
+        if body == "halt":  # only a Supervisor may end the run
             return
         mutators.changed(getattr(message, body), dice)
         self.say(who, message.SerializeToString())
@@ -92,12 +92,12 @@ class Abuse:
         self.world.wait(min(seconds, 0.7 * LEASE_SECONDS))
 
     def release(self) -> None:
-        """Let the writer thread go on."""
+        """Let the writer thread continue."""
         self.held = False
         self.world.turn()
 
     def end(self) -> None:
-        """Check what must hold whatever was said, and end all streams."""
+        """Check the invariants that hold after any messages, and end all streams."""
         self.release()
         self.world.check()
         for client in self.clients:
@@ -107,13 +107,13 @@ class Abuse:
 
 
 class _Program:
-    """Reads verbs and what they need from an input."""
+    """Reads operations and their arguments from an input."""
 
     def __init__(self, source: Reader, abuse: Abuse) -> None:
         self.source, self.abuse = source, abuse
 
     def run(self) -> None:
-        """Do what the bytes say."""
+        """Run the operations that the bytes encode."""
         verbs = (
             self._hello,
             self._push,

@@ -1,4 +1,4 @@
-"""What a fuzz target is, and how it reads its input."""
+"""Fuzz targets, and the reader that decodes a target's input."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Target:
 
     Attributes:
         about: What is fuzzed, in a few words.
-        one: Runs one input; whatever it raises is a crash.
+        one: Runs one input; any exception is a crash.
         seeds: Valid inputs to start from.
-        longest: Bytes of an input.
-        message: What an input holds behind its first `head` bytes, to be changed field by field.
+        longest: Maximum length of an input, in bytes.
+        message: Kind of the message behind an input's first `head` bytes, to be changed by field.
     """
 
     about: str
@@ -116,7 +116,7 @@ def parsed(message: Message, data: bytes) -> bool:
 
 @contextlib.contextmanager
 def watched(seconds: float = HANG_SECONDS) -> Iterator[None]:
-    """Raise Hang after so much processor time; that a process is stopped costs it none."""
+    """Raise Hang after this much processor time; time in a stopped process does not count."""
 
     def give_up(number: int, frame: Any) -> None:
         raise Hang(f"more than {seconds:g} s of processor time")
@@ -135,7 +135,7 @@ FOLDER_VARIABLE = "THINWIRE_FUZZ_FOLDER"
 
 
 def in_memory() -> tempfile.TemporaryDirectory[str]:
-    """Return a new folder, in memory where there is a place for files."""
+    """Return a new folder, in memory if the machine has a memory file system."""
     memory = pathlib.Path("/dev/shm")
     return tempfile.TemporaryDirectory(
         prefix="thinwire-fuzz-", dir=memory if memory.is_dir() else None

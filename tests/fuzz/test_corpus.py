@@ -1,4 +1,4 @@
-"""What fuzzing has found runs again: inputs that reach the most, and whatever once crashed."""
+"""Replay of the fuzzing corpus and of all inputs that once crashed."""
 
 import tracemalloc
 
@@ -9,7 +9,7 @@ from tests.fuzz import __main__ as command_line
 from tests.fuzz import guided, registry
 from tests.fuzz.target import CORPUS, CRASHES, watched
 
-#: What one input may take at a time, above what was there before.
+#: Memory that one input may use in addition to the memory before it, in bytes.
 MOST_BYTES = 96 << 20
 
 
@@ -22,7 +22,7 @@ def quiet():
 
 
 def inputs(name):
-    """Return {what it is called: input} of everything that is known of a target."""
+    """Return {name: input} of all stored inputs of a target."""
     found = {f"seed {number}": data for number, data in enumerate(registry.load(name).seeds())}
     for folder in (CORPUS / name, CRASHES / name):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -45,7 +45,7 @@ def test_everything_that_was_found_runs(name):
 def test_no_input_takes_much_memory(name):
     target = registry.load(name)
     known = inputs(name)
-    target.one(next(iter(known.values())))  # what is made once is not the inputs' own
+    target.one(next(iter(known.values())))  # the inputs are not charged for first allocations
     tracemalloc.start()
     try:
         for what, data in known.items():

@@ -1,4 +1,4 @@
-"""A few thousand lies and hostile datagrams; tests.fuzz.hostile takes a million of each."""
+"""A few thousand invalid messages and hostile datagrams; tests.fuzz.hostile sends a million."""
 
 import collections
 

@@ -1,4 +1,4 @@
-"""Whatever a worker offers: refused in words, or taken; nothing is imported, little allocated."""
+"""Any offer of a worker is accepted or rejected in words, without imports or large allocations."""
 
 import json
 import random
@@ -15,7 +15,7 @@ from thinwire.ops.offer import MAX_DOCUMENT_BYTES
 from thinwire.proto import thinwire_pb2 as pb
 
 SIZE = 4 * OFFER.spec.num_parameters
-#: Of one offer: its frames, its document as values of Python, and its payload.
+#: Content of one offer: its frames, its document as Python values, and its payload.
 LIMIT = 64 << 20
 
 
@@ -120,7 +120,7 @@ def test_a_payload_is_allocated_only_if_its_model_is_allowed():
 
 def check_memory(document, pieces, announced=None):
     for number in (0, 1, 2):
-        honest(number)  # what is made once is not the offer's own
+        honest(number)  # the offer is not charged for first allocations
     tracemalloc.start()
     try:
         for number in (0, 2):

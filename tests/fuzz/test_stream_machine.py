@@ -1,4 +1,4 @@
-"""What clients may say to a shard in any order: a state machine whose rules hypothesis strings."""
+"""Messages of clients to a shard in any order: a hypothesis state machine."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Small files and variables that people write: groups, shares, hosts, TF_CONFIG, credentials."""
+"""Fuzz targets: files and variables that users write (groups, shares, hosts, TF_CONFIG, tokens)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shares(data: bytes) -> None:
 
 
 def host_lines(data: bytes) -> None:
-    """Read a hosts file; what it names is what ssh would be told."""
+    """Read a hosts file, and build the ssh command for each host of the file."""
     with contextlib.suppress(ConfigurationError):
         for host in hosts.parse_hosts(data.decode(errors="replace"), "here"):
             assert host.target and not host.target.startswith("-") and host.target.isprintable()
@@ -74,7 +74,7 @@ def _variable_seeds() -> list[bytes]:
 
 @functools.cache
 def _papers() -> dict[str, bytes]:
-    """Return what a shard of some run has; others each time, for keys are random."""
+    """Return credentials of a shard; the keys are random, so each call differs."""
     return vars(Papers().of("ps-0", token=b"a token that nobody can guess"))
 
 

@@ -1,4 +1,4 @@
-"""What a shard decodes of its clients' messages: framing, pushes, Hellos, manifests."""
+"""Fuzz targets: a shard decodes clients' messages: framing, pushes, Hellos, manifests."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _bulk_seeds() -> list[bytes]:
 
 # -- pushes ------------------------------------------------------------------------------------
 
-#: What a decoder is made for: its method's name, and how many values come beside.
+#: Settings of a decoder: name of the method, and number of auxiliary values.
 SHARDS = (("asgd", 0), ("adacomp", 0), ("esync", 3), ("dgs", 0))
 
 
@@ -123,7 +123,7 @@ LAYOUT: ShardLayout = method("asgd").place(SPEC, 1)[0]
 
 
 def push(data: bytes) -> None:
-    """Decode one push, mended where the first bytes say so; write it down and read it again."""
+    """Decode one push, repaired if the first bytes request it; encode and decode the push again."""
     source = Reader(data)
     decoder, coder, kind, aux = source.choice(DECODERS)
     mends, message = source.number(), pb.Push()
@@ -161,7 +161,7 @@ def _check_update(one: Update, other: Update) -> None:
 
 
 def _mend(message: pb.Push, mends: int, kind: Kind, aux: int) -> None:
-    """Make what stands in the way of the deeper checks right."""
+    """Correct the fields that would fail the first checks, so that the deeper checks run."""
     if mends & 1:
         message.kind = _WIRE_KINDS[kind]
     if mends & 2:
@@ -181,7 +181,7 @@ def _mend(message: pb.Push, mends: int, kind: Kind, aux: int) -> None:
 
 
 def mend_lengths(message: pb.Push | pb.Reply) -> None:
-    """Let each block's bytes be as many as its description says, and no more than come."""
+    """Set each block's byte count to its description's count, within the sent bytes."""
     expected = 4 * message.aux_count + sum(map(_mend_length, message.blocks))
     if isinstance(message, pb.Push):
         message.change_bytes = sum(map(_mend_length, message.changes))
@@ -268,7 +268,7 @@ def _hello_seeds() -> list[bytes]:
 
 
 def manifest(data: bytes) -> None:
-    """Read a manifest; what is legal is written and read again."""
+    """Decode a manifest; encode and decode a valid manifest again."""
     message = pb.Manifest()
     if not parsed(message, data):
         return

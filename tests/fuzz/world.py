@@ -1,7 +1,7 @@
 """A real shard server without sockets, threads and time; an honest worker, and other clients.
 
-Every update that the core applies is written down; at the end a fresh core that is told these
-updates and nothing else must have the same weights, bit for bit.
+Every update that the core applies is recorded; at the end a new core that applies only the
+recorded updates must have the same weights, bit for bit.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from thinwire.worker.client.messages import PushEncoder
 from thinwire.worker.core.messages import ShardReply
 
 LEASE_SECONDS = 10.0
-#: This life of the honest worker; nobody guesses it.
+#: Incarnation of the honest worker; no hostile client can guess the number.
 HONEST_LIFE = 0x3D0E_51C7_9A2B_4F86
-#: Method -> what makes it one push a gradient, without waiting for the others.
+#: Method -> settings with which one worker can push without waiting for the others.
 METHODS: dict[str, dict[str, Any]] = {
     "adacomp": {"compression_rate": 0.25},
     "asgd": {},
@@ -63,7 +63,7 @@ class FakeClock:
 
 
 class Client(Stream):
-    """One stream, said to frame by frame."""
+    """One client stream, fed frame by frame."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.server)
@@ -72,7 +72,7 @@ class Client(Stream):
         self.num_refusals = 0
 
     def send(self, frames: Any, counted: bool = True) -> None:
-        """Take what is sent; a client that takes nothing lets what is still to be made wait."""
+        """Read the sent frames; a client that reads nothing makes pending replies wait."""
         if callable(frames) and not self.takes:
             self.num_waiting += 1
             return
@@ -95,7 +95,7 @@ class Client(Stream):
 
 
 class Honest:
-    """The worker that must come through: the real worker core on a stream of its own."""
+    """The honest worker, whose pushes must be applied: the real worker core on its stream."""
 
     def __init__(self, world: World) -> None:
         self.world, self.run = world, world.shard.run
@@ -115,7 +115,7 @@ class Honest:
         self._take(0)
 
     def exchange(self) -> None:
-        """Push a gradient, and take the answer: what the shard's model is now."""
+        """Push a gradient, and read the reply, which holds the shard's model."""
         core, run = self.worker.core, self.run
         core.learning_rate = 0.1
         batch = self.worker.batches.integers(0, len(run.problem.y), run.batch)
@@ -162,7 +162,7 @@ class Honest:
 
 
 class World:
-    """The shard, its clock, and everybody who talks to it."""
+    """The shard, its clock, and all clients."""
 
     def __init__(self, name: str, clock: FakeClock) -> None:
         self.name, self.clock = name, clock
@@ -183,19 +183,19 @@ class World:
         return self.clients[-1]
 
     def turn(self) -> None:
-        """Let the writer thread do what is queued."""
+        """Let the writer thread handle all queued events."""
         self.server.queue.put(events.Tick())
         self.server.run_until(self.server.queue.empty)
 
     def wait(self, seconds: float) -> None:
-        """Let time pass; the honest worker gives a sign of life."""
+        """Let time pass; the honest worker sends a heartbeat."""
         self.clock.now += seconds
         self.honest.client.say(frame(heartbeat=pb.Heartbeat()))
         self.turn()
 
     @property
     def life(self) -> int:
-        """This life of the rogue; 0: it has none."""
+        """Incarnation of the rogue; 0 if it has none."""
         member = self.core._members.get(ROGUE)
         return member.incarnation if member is not None else 0
 
@@ -204,7 +204,7 @@ class World:
         return self.shard.picture()
 
     def refused(self) -> collections.Counter[str]:
-        """Return what was refused so far, by reason."""
+        """Return the number of rejected messages so far, by reason."""
         return collections.Counter(self.core.counters.rejected) + collections.Counter(
             self.server.guard.refused
         )
@@ -214,7 +214,7 @@ class World:
         return sum(self.core.counters.rejected.values()) + sum(self.server.guard.refused.values())
 
     def _note(self, event: events.Event, now: float) -> list[events.Action]:
-        """Write down what is applied: only pushes are, each once, in order, and of this life."""
+        """Record the applied updates: only pushes, each once, in order, and of this incarnation."""
         before = self.core.version
         actions: list[events.Action] = self._handle(event, now)
         if self.core.version != before:
@@ -227,7 +227,7 @@ class World:
         return actions
 
     def check(self) -> None:
-        """Whatever was said: the model is what the updates that were applied make of it."""
+        """Check that the model equals the initial model plus the applied updates."""
         self.honest.exchange()
         assert sum(push.worker == HONEST for push in self.applied) == self.honest.num_pushes
         told = sum(client.num_refusals for client in self.clients)
@@ -241,7 +241,7 @@ class World:
 
 
 def _told_only(run: MiniRun, applied: list[events.Push]) -> PsCore:
-    """Return a fresh core that has heard of these pushes and of nothing else."""
+    """Return a new core that has received only these pushes."""
     fresh = MiniRun(run.method, iter_max=10**6)
     (core,) = fresh.shards
     core.membership.lease_seconds = 1e9
@@ -255,7 +255,7 @@ def _told_only(run: MiniRun, applied: list[events.Push]) -> PsCore:
 
 @contextlib.contextmanager
 def world(name: str) -> Iterator[World]:
-    """Return a world whose time passes by itself only."""
+    """Return a world in which only calls of the test advance time."""
     clock = FakeClock()
     with contextlib.ExitStack() as stack:
         for name_of_module in _TIMED:

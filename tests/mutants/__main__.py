@@ -1,10 +1,10 @@
-"""``python -m tests.mutants``: run the recorded mutants, or some drawn by a seed.
+"""``python -m tests.mutants``: run the recorded mutants, or mutants drawn by a seed.
 
     python -m tests.mutants --jobs 2
     python -m tests.mutants --only ssp-returning-worker-holds-everybody
     python -m tests.mutants --drawn 300 --seed 1
 
-Results are kept in runs/mutants, and what is there is not run again; --fresh begins from the start.
+Results are stored in runs/mutants, and a stored mutant does not run again; --fresh clears them.
 The exit code is 1 if a mutant survives or a record is wrong.
 """
 
@@ -20,7 +20,7 @@ from tests.mutants.runner import UselessKillers
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the command line asks for; return the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     add = parser.add_argument
     add("--jobs", type=int, default=2, help="copies of the tree that are used at the same time")

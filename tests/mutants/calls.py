@@ -1,4 +1,4 @@
-"""Calls of pytest and of `make test` in a copy, through its fork server."""
+"""Runs pytest and `make test` in a copy of the tree, through the copy's fork server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from tests.mutants.copies import Copy, CopyProblem
 from tests.mutants.outcomes import FILE_VARIABLE
 
-#: What forks need not import: all that is slow and that no mutant can change.
+#: Arguments of the fork server: slow modules that no mutant can change.
 LOADED = (
     *("numpy", "tensorflow", "keras", "hypothesis", "pytest"),
     *("_hypothesis_pytestplugin", "pytest_timeout"),
@@ -23,8 +23,8 @@ LOADED = (
 _WITHOUT_OWN_TESTS = "--ignore=tests/mutants"
 _OPTIONS = (_WITHOUT_OWN_TESTS, "-p", "no:cacheprovider", "-p", "tests.mutants.outcomes")
 _CODE_PASSED, _CODE_NOTHING_FOUND = 0, 5
-#: Namespaces of processes and networks of its own: a mutant may kill wrong processes, or set an
-#: interface where it should read it.
+#: Separate namespaces of processes and networks: a mutant may kill wrong processes, or set an
+#: interface instead of reading it.
 _ISOLATED = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--net")
 
 
@@ -46,7 +46,7 @@ class Outcome:
     """How a call ended."""
 
     code: int
-    stopped: str  # "timeout", "failure", or "" where it ended by itself
+    stopped: str  # "timeout" or "failure"; "" if the command ended without one
     seconds: float
     endings: tuple[Ending, ...]
     output: str

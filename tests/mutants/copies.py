@@ -1,7 +1,7 @@
-"""A copy of the tree with an environment of its own, in which one mutant at a time is planted.
+"""A copy of the tree with its own virtual environment, in which one mutant at a time is planted.
 
-Tests in a copy must import the copy's package, and so must every process that they start, by
-whatever command line and environment. Therefore a copy has a virtual environment of its own: its
+Tests in a copy must import the copy's package, and so must every process that they start, with
+any command line and environment. Therefore a copy has its own virtual environment: the
 interpreter finds the copy first and then the packages of this environment, without the editable
 install of the tree that is copied.
 """
@@ -25,7 +25,7 @@ _WITHOUT_IDENTITY = ("-c", "user.name=mutants", "-c", "user.email=mutants@localh
 
 
 class CopyProblem(RuntimeError):
-    """A copy would not run the code that lies in it."""
+    """A copy would not run its own code."""
 
 
 class Copy:
@@ -52,7 +52,7 @@ class Copy:
             )
 
     def has(self, file: str) -> bool:
-        """Whether a file lies in the copy."""
+        """True if a file exists in the copy."""
         return pathlib.Path(file).resolve().is_relative_to(self.folder)
 
     @contextlib.contextmanager
@@ -81,7 +81,7 @@ class Copy:
         (environment / ".complete").touch()  # the Makefile's mark of a complete environment
 
     def _commit(self) -> None:
-        """Make the copy a repository, for tests that list the files of theirs."""
+        """Make the copy a git repository, for tests that list the repository's files."""
         for words in (
             ("init", "--quiet"),
             ("add", "--all"),

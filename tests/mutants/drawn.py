@@ -1,6 +1,6 @@
 """Mutants drawn from the whole product by a seed: the same for the same seed and code.
 
-Each operator gives as many as the others. A mutant's rank is a digest of the seed and of its line,
+All operators give the same number of mutants. A mutant's rank is a digest of the seed and the line,
 so a change elsewhere in the tree changes no other mutant.
 """
 
@@ -26,7 +26,7 @@ FOLDERS = ("data", "ops", "proto", "ps", "supervisor", "thinwire", "worker")
 class Drawn:
     """A mutant and its place."""
 
-    name: str  # unique: the path, the line and what is there instead
+    name: str  # unique: the path, the line and the original code
     path: pathlib.Path  # relative to the tree
     mistake: Mistake
     source: str
@@ -38,7 +38,7 @@ class Drawn:
 
     @property
     def key(self) -> str:
-        """The digest of all that decides whether a test fails on it, but for the tests."""
+        """Digest of everything except the tests that decides if a test fails on the mutant."""
         return results.digest(str(self.path), self.source, self.text)
 
     def is_made_by(self, text: str) -> bool:
@@ -59,7 +59,7 @@ def files(root: pathlib.Path = sources.ROOT) -> list[pathlib.Path]:
 
 
 def draw(number: int, seed: int, root: pathlib.Path = sources.ROOT) -> list[Drawn]:
-    """Return so many mutants, the operators by turns; fewer draws give the first of them."""
+    """Return this many mutants, one operator after another; fewer draws give a prefix."""
     ranked: dict[str, list[tuple[str, int, Drawn]]] = {operator: [] for operator in OPERATORS}
     for path in files(root):
         source = (root / path).read_text()

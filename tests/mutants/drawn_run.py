@@ -20,7 +20,7 @@ from tests.mutants.suite import Planted, killers_in_suite
 
 #: Number of processes that make the map; each takes up to 2.5 GB.
 _MAP_PROCESSES = 4
-#: What it takes to import a file of tests, which the map does not count.
+#: Seconds to import a file of tests, which the map does not count.
 _IMPORT_SECONDS = 1.0
 #: Time limit of each call.
 _LIMIT_WITHOUT_MAP_SECONDS = 120.0
@@ -41,15 +41,15 @@ def run(
     """Return the result of each mutant; those that `past` has are not run again.
 
     Args:
-        mutants: What was drawn.
-        past: The results of former runs.
+        mutants: The drawn mutants.
+        past: The results of earlier runs.
         jobs: The number of copies that are used at the same time.
-        with_suite: Whether `make test` is tried on what the tests of the lines spare. Without it
-            these count as survivors in the returned results, and are not stored.
-        with_map: Whether tests are chosen by the map of lines. Without it a mutant gets the tests
-            of its folder and those that import its module.
+        with_suite: True if `make test` runs on mutants that survive their lines' tests. Otherwise
+            these mutants count as survivors in the returned results, and are not stored.
+        with_map: True if the map of lines chooses the tests. Otherwise a mutant gets the tests
+            of its folder and the tests that import its module.
         root: The tree.
-        folder: The folder of the map, which is made if there is none.
+        folder: The folder of the map; it is created if it does not exist.
         loaded: The modules that forks find imported.
     """
     tests = _digest_of_tests(root)
@@ -128,7 +128,7 @@ def _killer(calls: Calls, mutant: Drawn, batches: list[list[str]], known: Lines 
                 limit = runner.PATIENCE_SECONDS + runner.PATIENCE * usual
             outcome = calls.pytest("-x", "-m", lines.IN_PROCESS, *batch, limit_seconds=limit)
             if known is None and outcome.stopped and not outcome.failed:
-                continue  # nobody knows how long these files take without a mutant
+                continue  # the time of these files without a mutant is unknown
             if not outcome.passed:
                 return outcome.killer
     return ""

@@ -4,13 +4,13 @@
 
 imports the modules, then reads requests from standard input and writes replies to standard output,
 a JSON object each. Importing TensorFlow and Keras takes 4 s, more than most killers need. The
-modules must be those that no mutant can change: never the package, its tests or gRPC, whose threads
+modules must be those that no mutant can change: never the package, its tests or gRPC: its threads
 do not survive a fork.
 
 It is a file of the copied tree and is started by its path, so it must import nothing of the tree.
 
 When a command has ended or has used up its time, everything that it started is killed. Tests start
-nodes in sessions of their own, so killing a process group would spare them. Therefore this process
+nodes in new process sessions, so killing a process group would spare them. Therefore this process
 is the reaper of all its descendants: it is the first process of a PID namespace where that is
 possible, and a subreaper elsewhere.
 """
@@ -96,7 +96,7 @@ def _has_failure(report: str) -> bool:
 
 
 def _become(request: dict) -> int:
-    """Run what is requested, in the child; return the exit code."""
+    """Run the requested command in the child process; return the exit code."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with open(os.devnull) as nothing, open(request["output"], "ab") as output:
@@ -154,7 +154,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _raise_loopback()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner ends this process in an orderly way
-    sys.path[0] = os.getcwd()  # not this file's folder, whose modules would hide others
+    sys.path[0] = os.getcwd()  # this file's folder would hide other modules
     for name in sys.argv[1:]:
         importlib.import_module(name)
     loaded = [name for name in _NEVER_LOADED if name in sys.modules]

@@ -1,4 +1,4 @@
-"""The map of lines to tests: which in-process tests execute a line, and how long they take.
+"""The map of lines to tests: the in-process tests that execute a line, and their times.
 
 It is made once, by running the in-process tests under coverage.py, and is kept in runs/mutants.
 Where a file has changed since, its lines are unknown, and all changed test files are tried.
@@ -17,10 +17,10 @@ from tests.mutants.calls import Calls
 
 FOLDER = results.FOLDER / "map"
 IN_PROCESS = "not processes and not product and not engines"
-#: Tracing makes the tests two to three times slower than `make test`, and other work can go on.
+#: Tracing makes the tests two to three times slower than `make test`; other work may run meanwhile.
 _LIMIT_SECONDS = 4 * 3600.0
 _TESTS = "tests.json"
-#: What pytest ends with where it has run all tests, some of which may have failed.
+#: Exit codes of pytest after it has run all tests, with or without failures.
 _ENDED = (0, 1)
 #: They are never tried on a mutant: see calls.py.
 OWN_TESTS = "tests/mutants/"
@@ -39,8 +39,8 @@ class Lines:
         document = json.loads((folder / _TESTS).read_text())
         now, then = _digests(root), document["digests"]
         self._changed = {name for name in now | then if now.get(name) != then.get(name)}
-        #: What each test took. Left out are those that failed under coverage.py, and those of
-        #: files that have changed.
+        #: Seconds of each test, without tests that failed under coverage.py and without tests of
+        #: changed files.
         self.seconds: dict[str, float] = {}
         self._of_file: dict[str, list[str]] = {}
         for test, seconds in document["seconds"].items():

@@ -1,4 +1,4 @@
-"""A pytest plugin that notes which test executes which line of the product.
+"""A pytest plugin that records which test executes which line of the product.
 
     THINWIRE_MUTANT_LINES=FOLDER pytest -p tests.mutants.lines_plugin
 
@@ -34,7 +34,7 @@ class _Recorder:
         self._context = ""
 
     def _switch(self, context: str) -> str:
-        """Change the context; return the former one."""
+        """Set the context; return the previous context."""
         former, self._context = self._context, context
         self._coverage.switch_context(context)
         return former

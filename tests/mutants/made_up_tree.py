@@ -55,7 +55,7 @@ def test_second(stepped):
 }
 PYPROJECT = '[tool.pytest.ini_options]\nmarkers = ["product", "engines", "processes"]\n'
 MAKEFILE = "test:\n\t.venv/bin/python -m pytest -q tests\n"
-#: What runs in a copy; the rest of the package runs where the tool runs.
+#: Modules that run in a copy; all other modules of the package run in the tool's process.
 TOOL = (
     *("__init__.py", "outcomes.py", "fork_server.py", "lines_plugin.py"),
     *("drawn.py", "operators.py", "results.py", "sources.py", "tokens.py"),
@@ -65,7 +65,7 @@ KILLER = "tests/ops/test_rule.py::test_bound"
 
 
 def make(folder: pathlib.Path) -> pathlib.Path:
-    """Write the tree, in whose suite one test always fails, and return it."""
+    """Write the tree, in which one test of the suite always fails, and return the tree."""
     files = {f"tests/{name}": text for name, text in TESTS.items()}
     tool = sources.ROOT / "tests" / "mutants"
     files |= {f"tests/mutants/{name}": (tool / name).read_text() for name in TOOL}

@@ -1,6 +1,6 @@
-"""Which tests belong to a file: those in the folder that mirrors its own, and those that import it.
+"""The tests of a file: the tests in its mirrored folder, and the tests that import the file.
 
-What tests import indirectly, as most do, only the map of lines shows: see lines.py.
+Most tests import a file indirectly; only the map of lines shows these tests (see lines.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def tests_of(path: pathlib.Path, root: pathlib.Path) -> tuple[str, ...]:
 
 
 def importing(path: pathlib.Path, root: pathlib.Path) -> tuple[str, ...]:
-    """Return the test files that import a module, or what it defines from a package above it."""
+    """Return the test files that import a module, or import its names from a package above it."""
     parts = path.with_suffix("").parts
     names = parts if parts[0] == "thinwire" else ("thinwire", *parts)
     tree = ast.parse((root / path).read_text())

@@ -5,7 +5,7 @@ replaces each function by a trampoline, which changes the source that AutoGraph 
 read, and leaves code outside of functions alone. cosmic-ray starts one command for each mutant,
 with neither a choice of tests nor a fork of a process that has TensorFlow.
 
-What only people read is left alone: texts, log lines, annotations, and what is raised.
+Text for people is never changed: strings, log lines, annotations, and raised errors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NEIGHBOURS = {
     ast.Is: "is not",
     ast.IsNot: "is",
 }
-#: Objects whose calls write log lines.
+#: Objects with methods that write log lines.
 _LOGS = {"logging", "_log", "warnings"}
 
 
@@ -150,7 +150,7 @@ class _Finder(ast.NodeVisitor):
         """Skip a formatted text: it is a message."""
 
     def visit_arg(self, node: ast.arg) -> None:
-        """An argument holds an annotation alone; its default stands elsewhere."""
+        """Skip an argument's annotation; the argument's default is visited elsewhere."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         for part in (*node.decorator_list, node.args, *node.body):
@@ -184,9 +184,9 @@ def _writes_log(call: ast.Call) -> bool:
 
 
 def mistakes(source: str) -> list[Mistake]:
-    """Return all mistakes that a module's code has a place for, in their order.
+    """Return all mistakes that can be made in a module's code, in order of their places.
 
-    A few do not compile, such as a dropped `not` at the beginning of a line.
+    A few mistakes do not compile, for example a dropped `not` at the beginning of a line.
     """
     finder = _Finder(source)
     finder.visit(ast.parse(source))
@@ -203,8 +203,8 @@ def surroundings(source: str, mistake: Mistake) -> list[range]:
 def statement_of(source: str, mistake: Mistake) -> tuple[str, str, str]:
     """Return where a mistake is made, the statement there, and the statement with the mistake.
 
-    They are `where`, `old` and `new` of a record of the same mutant. Of a compound statement only
-    the head is returned.
+    The result is `where`, `old` and `new` of a record of the same mutant. A compound statement is
+    returned without its body.
     """
     tree, starts = ast.parse(source), tokens.line_starts(source)
     head = _head(tree, mistake.line)
@@ -238,6 +238,6 @@ def _head(tree: ast.Module, line: int) -> range:
     inner = min(statements, key=lambda node: (node.end_lineno or 0) - node.lineno)
     body = getattr(inner, "body", None)
     last = max(body[0].lineno - 1, inner.lineno) if body else inner.end_lineno or line
-    if line > last:  # such as an `except`, which is no statement of its own
+    if line > last:  # clauses (for example an `except`) that are not statements
         return range(line, line + 1)
     return range(inner.lineno, last + 1)

@@ -1,4 +1,4 @@
-"""A pytest plugin that writes how each test ended to the file named by FILE_VARIABLE.
+"""A pytest plugin that writes each test's outcome to the file named by FILE_VARIABLE.
 
     pytest -p tests.mutants.outcomes
 
@@ -50,7 +50,7 @@ class Outcomes:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Write in this process alone, not in those of pytest-xdist, nor where a test runs pytest."""
+    """Write outcomes in this process only, not in workers of pytest-xdist or nested pytest runs."""
     path = os.environ.pop(FILE_VARIABLE, None)
     if path is not None:
         config.pluginmanager.register(Outcomes(path), "mutant_outcomes")

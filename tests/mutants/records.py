@@ -30,7 +30,7 @@ _MOST_KILLERS = 3
 
 
 class NotApplicable(ValueError):
-    """An edit does not fit the code as it is now."""
+    """An edit does not fit the present code."""
 
 
 class InvalidRecords(ValueError):
@@ -49,11 +49,11 @@ class Edit:
 
 @dataclasses.dataclass(frozen=True)
 class Record(Edit):
-    """A mutant that somebody thought of, and the tests that must fail on it."""
+    """A mutant from a record, and the tests that must fail on it."""
 
     name: str
     area: str
-    harm: str  # what a user would suffer
+    harm: str  # the harm to a user
     killers: tuple[str, ...]  # ids of tests, the fastest first
 
 
@@ -82,7 +82,7 @@ def apply(source: str, edit: Edit) -> str:
     mutated = tokens.replaced(source, *places[0], edit.new)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a mutant may compare with `is` what it should not
+            warnings.simplefilter("ignore")  # a mutant may wrongly compare with `is`
             compile(mutated, edit.module, "exec", dont_inherit=True)
     except SyntaxError as error:
         raise NotApplicable(f"the mutated {edit.module} does not compile: {error}") from error
@@ -195,7 +195,7 @@ def mutated(edit: Edit, root: pathlib.Path = sources.ROOT) -> tuple[pathlib.Path
 
 @dataclasses.dataclass(frozen=True)
 class Equivalent(Edit):
-    """A mutant that no test can kill, for it changes nothing that anybody could see."""
+    """A mutant that no test can kill, because it changes no visible behavior."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""The table of results, and what is wrong with them."""
+"""The table of mutant results, and the problems in the results."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.mutants import sources
 
 FOLDER = sources.ROOT / "runs" / "mutants"
 
-#: Stages in which a mutant can be killed, in their order; the last is for what nothing killed.
+#: Stages in which a mutant can be killed, in order; the last stage means that no test killed it.
 KILLERS, FOLDER_TESTS, LINES, SUITE, SURVIVED = "killers", "folder", "lines", "suite", "survived"
 #: A mutant that changes no behaviour, so that no test can kill it.
 EQUIVALENT = "equivalent"

@@ -1,7 +1,7 @@
 """Plants each recorded mutant in a copy of the tree and looks for a test that fails on it.
 
-The named killers come first, then the tests of the module's folder, and `make test` for what these
-have spared. Only the killers may be needed: a mutant that another test kills has a wrong record.
+The named killers run first, then the tests of the module's folder, then `make test` for mutants
+that survived. A record is wrong if a test other than its killers kills the mutant.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tests.mutants.suite import Planted, killers_in_suite
 SELECTED = ("-m", "not product and not engines")
 _BASELINE_LIMIT_SECONDS = 1800.0
 _FOLDER_LIMIT_SECONDS = 900.0
-#: A mutant can make a test wait for what never comes: so many times its usual time, and a constant
-#: for imports and for what else the machine does.
+#: A mutant can make a test wait for ever. The limit is this many times the test's usual time plus a
+#: constant for imports and for other load of the machine.
 PATIENCE = 10.0
 PATIENCE_SECONDS = 45.0
 
@@ -197,7 +197,7 @@ def _why_not_run(outcome: Outcome, killer: str) -> str:
 
 
 def _first_stages(calls: Calls, case: Case, usual: dict[str, float]) -> tuple[str, str]:
-    """Return the stage in which a mutant was killed and by what; no killer if it was not."""
+    """Return the stage in which a mutant was killed and its killer; no killer if it survived."""
     seconds = sum(usual[killer] for killer in case.record.killers)
     limit = PATIENCE_SECONDS + PATIENCE * seconds
     with calls.copy.planted({case.path: case.text}):
@@ -206,7 +206,7 @@ def _first_stages(calls: Calls, case: Case, usual: dict[str, float]) -> tuple[st
             if outcome.failed or outcome.stopped:
                 return results.KILLERS, outcome.killer
             if not outcome.passed:
-                # It dies, but for another reason than the harm that the record names.
+                # The mutant dies, but for another reason than the harm that the record names.
                 return results.FOLDER_TESTS, outcome.killer
         tests = mirrored.tests_of(case.path, calls.copy.folder)
         if not tests:

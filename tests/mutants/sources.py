@@ -1,4 +1,4 @@
-"""Where the code of a module and of its classes and functions stands."""
+"""Finds the source lines of a module and of its classes and functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def path_of(module: str, root: pathlib.Path = ROOT) -> pathlib.Path | None:
-    """Return the file of a module below `root`, links followed; None if there is none."""
+    """Return the file of a module below `root`, links followed; None if the module has no file."""
     place = root.joinpath(*module.split("."))
     for path in (place.with_suffix(".py"), place / "__init__.py"):
         if path.is_file():

@@ -1,4 +1,4 @@
-"""The whole suite against mutants that all other tests have spared, several at a time."""
+"""Runs the whole suite on mutants that all other tests missed, several mutants at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_FAILURES = 40
 
 @dataclasses.dataclass(frozen=True)
 class Planted:
-    """A mutant as it is planted: the file and its mutated text."""
+    """A planted mutant: the file and its mutated text."""
 
     name: str
     path: pathlib.Path  # relative to the tree

@@ -1,4 +1,4 @@
-"""Mutants drawn by a seed: which there are, that they repeat, and how they are run."""
+"""Mutants drawn by a seed: the pool, repeatability, and the runs."""
 
 import ast
 import collections

@@ -1,4 +1,4 @@
-"""The records of this tree apply to it, and what is wrong with a record is named."""
+"""All records fit the tree's code, and the check names each wrong record."""
 
 import pathlib
 

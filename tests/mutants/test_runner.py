@@ -1,4 +1,4 @@
-"""The runner on a made-up tree: who kills what, what is wrong, and what is run again."""
+"""The runner on a made-up tree: killers, wrong records, and repeated runs."""
 
 import dataclasses
 import re

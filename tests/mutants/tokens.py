@@ -1,4 +1,4 @@
-"""Code compared token by token, so that layout and comments do not matter."""
+"""Compares code token by token, so that layout and comments do not matter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions and the bytes of their codings."""
+"""Sets of positions and their encoded bytes, for tests of the wire format."""
 
 import numpy as np
 
@@ -28,5 +28,5 @@ def decode_positions(coding, parameter, data, count, size):
 
 
 def uniform(size, count, seed=0):
-    """So many of the positions below `size`, drawn at random, ascending."""
+    """Random positions below `size`, in the given number, ascending."""
     return np.sort(np.random.default_rng(seed).choice(size, count, replace=False))

@@ -1,4 +1,4 @@
-"""Fixtures of tests whose arrays live on a device, which is the processor."""
+"""Fixtures for tests with arrays on a device; the device is the processor."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture
 def hard_placement():
-    """What has no body on the device named is an error."""
+    """An op without a kernel for the given device is an error."""
     import tensorflow as tf
 
     before = tf.config.get_soft_device_placement()

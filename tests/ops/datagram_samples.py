@@ -1,4 +1,4 @@
-"""Steps whose values travel partly in datagrams, made without the router."""
+"""Steps with some values in datagrams, built without the router."""
 
 import dataclasses
 import functools
@@ -55,7 +55,7 @@ def sparse_part(slot, size, indices, values, blocks, channels, **others):
 
 @dataclasses.dataclass
 class SampleStep:
-    """What one push holds and how it travels: the first of a slot's blocks in datagrams."""
+    """The blocks of one push and their paths: the first blocks of a slot go in datagrams."""
 
     values: list  # per slot [size] float32
     sealed: SealedStep
@@ -70,13 +70,13 @@ class SampleStep:
             assembler.feed(datagrams[number], len(datagrams[number]), now)
 
     def finish(self, assembler, now=0.0):
-        """Mark and end the step; return what is closed."""
+        """Mark the step's end and close the step; return the closed step."""
         assembler.add_reliable(self.step, self.blocks, self.manifest, now)
         assembler.end_step(self.step, now)
         return assembler.close(now)
 
     def manifest_of(self, slot):
-        """Return what the end marker of one slot says."""
+        """Return the end marker's content for one slot."""
         total = num_blocks(len(self.values[slot]))
         return Manifest(self.sealed.by_slot.get(slot, ()), 0.5, total, 0, 1, 0)
 
@@ -151,7 +151,7 @@ def assert_values(assembled, expected):
 
 
 def with_zeros(step, arrived):
-    """What a step means of which only some datagrams came: the reference."""
+    """The reference result of a step if only some datagrams arrived."""
     expected = []
     for block in step.blocks:
         each = np.zeros(block.size, np.float32)

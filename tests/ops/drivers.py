@@ -1,4 +1,4 @@
-"""One driver or more for each interface: makes a policy's state, and takes it a turn further."""
+"""Drivers for each policy interface: build a policy's state and advance it by one step."""
 
 import random
 
@@ -36,7 +36,7 @@ SPEC = ModelSpec(
     )
 )
 WORKERS = 3
-#: What follows a "+" in the name of a policy -> choices that put wrappers around it.
+#: Suffix after "+" in a policy's name -> choices that put wrappers around the policy.
 VARIANTS = {
     "changes": {"pacer": "fixed", "global_lr_schedule": "0.04:0.5"},
     "feedback": {"error_feedback": True, "value_dtype": "int8"},
@@ -86,7 +86,7 @@ def policy_of(interface, name):
 
 
 class Driver:
-    """What most policies need: their state is what `init` made, and is saved as it is."""
+    """Driver for most policies: `init` makes the state, and the state is saved unchanged."""
 
     def __init__(self, interface, name):
         self.policy = policy_of(interface, name)
@@ -131,7 +131,7 @@ class PacerDriver(Driver):
 
 
 class RouterDriver(Driver):
-    """A dense or a sparse packet over two shards, and losses where something travels unreliably."""
+    """A dense or a sparse packet over two shards, with losses if some values use datagrams."""
 
     layouts = place_tensors(SPEC, 2)
 
@@ -234,7 +234,7 @@ class OnShard(Driver):
         ]
         kept = state.apply(arrivals, max(0, state.version - 6))
         state.count(8 * len(kept))
-        worker = 1 + number % WORKERS  # it was answered `WORKERS` turns ago, at that version
+        worker = 1 + number % WORKERS  # the reply was `WORKERS` turns ago, at that version
         asked = (
             ModelRequest(9, 0, None),
             ModelRequest(8, number, state.version),

@@ -1,4 +1,4 @@
-"""Codecs that keep something back, driven on a small model; what they send, as one flat array."""
+"""Codecs with residuals, run on a small model; their packets as one flat array."""
 
 import numpy as np
 
@@ -10,23 +10,23 @@ from thinwire.ops.types import ModelSpec, TensorSpec
 
 BODIES = load_kernels("numpy")
 SPEC = ModelSpec((TensorSpec("w", (40, 10)), TensorSpec("one", (1,)), TensorSpec("b", (30,))))
-KEPT = (40, 1, 3)  # of each tensor at a rate of 0.1
+KEPT = (40, 1, 3)  # entries of each tensor at a rate of 0.1
 OTHERS = ("gd", "dgc", "dgs")
 
 
 def context(number=1, rate=0.1, **fields):
-    """Of one step, with a random generator of its own."""
+    """The encoding context of one step, with a separate random generator."""
     return EncodeContext(number, rate, np.random.default_rng([7, number]), BODIES, **fields)
 
 
 def gradients(number, spec=SPEC):
-    """Those of a step."""
+    """The gradients of one step."""
     rng = np.random.default_rng([3, number])
     return [rng.standard_normal(tensor.size, np.float32) for tensor in spec.tensors]
 
 
 def build(name, **choices):
-    """A codec that keeps a tenth, without a warm-up, unless something else is said."""
+    """A codec that sends a tenth, without a warm-up, unless the choices differ."""
     warms_up = CODECS[name].base.sends_fraction
     choices = {"compression_rate": 0.1, "warmup_epochs": 0 if warms_up else None} | choices
     return build_codec(name, CodecChoices(**choices), nb_workers=4)
@@ -42,7 +42,7 @@ def dense(packet, spec=SPEC):
 
 
 def drive(codec, steps, **fields):
-    """What is sent in each step, and the state at the end."""
+    """Return the packet of each step and the final state."""
     state, sent = codec.init(SPEC, BODIES), []
     for number in range(1, steps + 1):
         packet, state = codec.encode(gradients(number), state, context(number, **fields))

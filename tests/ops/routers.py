@@ -1,4 +1,4 @@
-"""Shards with blocks for a router, the plain way to put its parts together, and losses."""
+"""Shards with blocks for a router, a simple way to combine the router's parts, and losses."""
 
 import dataclasses
 
@@ -39,7 +39,7 @@ def blocks_of(*magnitudes):
 
 
 def entries_of(blocks, sizes):
-    """What blocks stand for: [size] float32 per slot, 0 where nothing is said."""
+    """Decode blocks: [size] float32 per slot, 0 at entries without a value."""
     found = [np.zeros(size, FLOAT) for size in sizes]
     for block in blocks:
         block, target = expanded(block), found[block.slot]
@@ -53,7 +53,7 @@ def entries_of(blocks, sizes):
 
 
 def parts_of(part):
-    """Number of a block, its channel, its entries in the slot, and what its datagrams stand for."""
+    """Number of a block, its channel, its entries in the slot, its datagrams' decoded values."""
     for number, channel in zip(part.blocks, part.channels, strict=True):
         start, stop = number * part.block_entries, (number + 1) * part.block_entries
         if part.indices is None:
@@ -86,7 +86,7 @@ def together(routed, sizes, arrives=lambda slot, number: True):
 
 
 def lost_of(routed, arrives):
-    """What `Dgt.undelivered` is told."""
+    """Return the arguments of `Dgt.undelivered`."""
     lost = []
     for part in routed.unreliable:
         gone = [at for number, _, at, _ in parts_of(part) if not arrives(part.slot, number)]

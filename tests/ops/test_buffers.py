@@ -1,4 +1,4 @@
-"""Large buffers are used again once nobody has them, and not before."""
+"""Large buffers are reused as soon as no reference is left, and not earlier."""
 
 import numpy as np
 

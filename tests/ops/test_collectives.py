@@ -1,4 +1,4 @@
-"""Every schedule against numpy's sum, by a little network of queues without IO."""
+"""Every all-reduce schedule equals numpy's sum, on a small network of queues without IO."""
 
 import collections
 import random

@@ -1,7 +1,7 @@
-"""What every policy owes the rest; a new row of a registry is tested without further code.
+"""Checks that every policy must pass; a new registry row is tested without further code.
 
-A policy is built as a user gets it, by `compose` with its interface's flag, and driven as that is
-(`tests.ops.drivers`).
+A policy is built as a user gets it, by `compose` with its interface's flag, and driven through its
+interface (`tests.ops.drivers`).
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ def drive(driver, state, numbers):
 
 
 def bits(value):
-    """A picture of plain data, or of what holds it, in which one bit makes a difference."""
+    """A comparable form of plain data, or of objects that hold plain data; exact to the bit."""
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     if dataclasses.is_dataclass(value):
@@ -75,7 +75,7 @@ def bits(value):
 
 
 def through_a_checkpoint(state, folder):
-    Checkpoints(folder).save(1, state)  # refuses what is not plain data
+    Checkpoints(folder).save(1, state)  # rejects values that are not plain data
     return Checkpoints(folder).load_latest()[1]
 
 
@@ -100,7 +100,7 @@ def test_what_init_makes_is_plain(interface, name, tmp_path):
     if interface in ("down_codec", "weighting"):
         state = policy.init(24)
     elif interface == "server_optimizer" and not policy.keeps_sparse:
-        return  # Keras's slots are plain once the ShardModel has saved them: see above
+        return  # Keras's slots are plain once the ShardModel has saved them
     else:
         driver = DRIVERS[interface](interface, name)
         state = driver.save(driver.begin())
@@ -126,8 +126,8 @@ BAD_VALUES = {
     str | None: (),  # the name of a file
     str: ("no such value",),
     bool: (),
-    Codec: (),  # what a wrapper is around
-    AutoGroups | None: (),  # it refuses bad values itself
+    Codec: (),  # the policy inside a wrapper
+    AutoGroups | None: (),  # the inner policy rejects bad values itself
     tuple[tuple[int, ...], ...] | None: (),  # read_draws refuses a bad line
     tuple[tuple[int, ...], ...]: (((1,), (1,)), ((1,), ()), ((0, 1),)),
 }
@@ -146,7 +146,7 @@ def test_bad_hyper_parameters_are_refused(interface, name):
 
 
 def layers(policy):
-    """The policy, what it is wrapped around, and so on."""
+    """The policy, the policy inside its wrapper, and so on."""
     yield policy
     if hasattr(policy, "inner"):
         yield from layers(policy.inner)
@@ -160,7 +160,7 @@ def test_undelivered_takes_nothing_back_where_nothing_was_kept(interface, name):
     sent, state = driver.turn(driver.begin(), 1)
     kept_nothing = bits(state) == {}
     after = driver.undelivered(sent, state)
-    # With a residual the values are other ones now, but it is the same state.
+    # With a residual the values differ now, but the state is the same.
     assert bits(after) == {} if kept_nothing else after.keys() == state.keys()
 
 

@@ -1,4 +1,4 @@
-"""What was frozen is read as it was, whatever its owner does meanwhile."""
+"""A frozen value stays unchanged while its owner changes the original."""
 
 import threading
 
@@ -102,7 +102,7 @@ def test_sparse_changes_while_a_slow_client_reads_cost_less_than_two_arrays(rate
         array[indices] += 1
         most = max(most, held_bytes(frozen))
     assert most < 2 * array.nbytes
-    assert len(frozen._aside) < 300  # each piece that is read looks at all
+    assert len(frozen._aside) < 300  # each piece that is read scans all entries
     assert b"".join([*came, *map(bytes, reader)]) == expected
 
 

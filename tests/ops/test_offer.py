@@ -1,4 +1,4 @@
-"""What a script's model is, as a document: round trip, and every lie is refused with a reason."""
+"""A script's model as a document: round trip, and each invalid offer is rejected with a reason."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A server that says again what it hears, and its clients."""
+"""An echo server for tests of streams, and its clients."""
 
 import contextlib
 
@@ -8,7 +8,7 @@ WAIT_SECONDS = 20.0
 
 
 def echo(stream):
-    """Say again what is heard."""
+    """Send every received frame back."""
     for data in stream.incoming():
         stream.send((data,))
 

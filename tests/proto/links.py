@@ -1,4 +1,4 @@
-"""What tests send over a link with classes of service, and what comes out."""
+"""Traffic of tests over a link with classes of service, and the delivered messages."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""One filled-in message of every kind; golden bytes are made of them once and kept for ever.
+"""One filled-in message of every kind; the golden bytes are made once from these messages.
 
 ``python -m tests.proto.samples`` writes the files that are missing and touches no other.
 """

@@ -1,4 +1,4 @@
-"""Metrics and layouts as messages."""
+"""Metrics and layouts of evaluations as messages."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Frames and the assembler: exact protobuf bytes, any split, every violation."""
+"""Frames and their assembler: exact protobuf bytes, any split, every violation."""
 
 import itertools
 

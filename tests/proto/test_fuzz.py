@@ -1,4 +1,4 @@
-"""10^5 random or mutated messages raise nothing but Malformed."""
+"""10^5 random or mutated messages raise no exception other than Malformed."""
 
 import random
 

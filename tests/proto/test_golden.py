@@ -1,4 +1,4 @@
-"""The wire stays readable: golden bytes, and generated code that fits the .proto."""
+"""The wire format does not change: golden bytes decode, and generated code fits the .proto."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from tests.proto.samples import GOLDEN, samples
 from thinwire.proto import peers_pb2 as peers
 from thinwire.proto import thinwire_pb2 as pb
 
-#: Endings of what the tools make of one .proto file.
+#: File name suffixes that the tools generate from one .proto file.
 KINDS = (".py", ".pyi", "_grpc.py")
 ROOT = Path(__file__).parents[2]
 

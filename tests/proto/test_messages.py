@@ -1,4 +1,4 @@
-"""Signatures, differences in words, and blocks on their way through a message."""
+"""Messages: method signatures, their differences in words, and blocks within a message."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a scraper reads at a node's metrics port, parsed by the scraper's own library."""
+"""A node's metrics port serves metrics that the scraper's own library can parse."""
 
 import base64
 import contextlib
@@ -116,7 +116,7 @@ def test_readers_that_trickle_do_not_lock_others_out():
             reader = slow.enter_context(socket.create_connection(("127.0.0.1", port.port)))
             reader.sendall(HALF_A_REQUEST)
         assert scraped(port)
-    # The end of the block closes it: nobody is waited for.
+    # The end of the block closes the server without waiting for a client.
 
 
 def test_a_request_has_one_time_limit_however_often_it_goes_on(monkeypatch):
@@ -143,7 +143,7 @@ LOGIN = b"prometheus:correct horse battery"
 
 
 def status(port, login=None, scheme="http", context=None):
-    """Return the status of an answer to who sends this login."""
+    """Return the status of the reply to a request with this login."""
     request = urllib.request.Request(f"{scheme}://127.0.0.1:{port.port}/metrics")
     if login is not None:
         request.add_header("Authorization", "Basic " + base64.b64encode(login).decode())
@@ -216,12 +216,12 @@ def test_a_reader_that_disconnects_is_one_line(logged, monkeypatch):
         return [counter("updates", "Updates. " + "x" * (1 << 22), 1)]  # beyond a socket's buffers
 
     with listening(read) as port:
-        logged.get(timeout=20)  # that it listens
+        logged.get(timeout=20)  # until the server listens
         reader = socket.create_connection(("127.0.0.1", port.port))
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         asked.set()
         reader.sendall(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")
-        reader.close()  # by a reset
+        reader.close()  # the client ends by a reset
         has_left.set()
         record = logged.get(timeout=20)
     assert "reader at 127.0.0.1" in record.getMessage()

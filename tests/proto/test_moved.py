@@ -1,4 +1,4 @@
-"""Addresses of shards that have come back elsewhere."""
+"""Clients learn the new addresses of shards that have moved."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_an_announced_address_and_the_former_one_take_turns_until_one_answers():
 
 
 def test_clients_of_one_process_that_note_the_same_agree():
-    for _ in range(2):  # both had tried the former address
+    for _ in range(2):  # both tried the previous address
         note_announced("d:1", "d:1", "e:2")
     assert present_address("d:1") == "e:2"
 

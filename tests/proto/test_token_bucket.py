@@ -1,4 +1,4 @@
-"""The bucket: its rate, its burst, debt, a clock that does not move or steps back."""
+"""The token bucket: its rate, its burst, debt, a clock that stands still or steps back."""
 
 import pytest
 from hypothesis import given

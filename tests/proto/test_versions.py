@@ -1,4 +1,4 @@
-"""Two versions of the wire: refused by name on both sides, never garbled, never silent."""
+"""Different wire versions: both sides reject them by name and never misread a message."""
 
 import contextlib
 
@@ -20,7 +20,7 @@ from thinwire.runtime.run.credentials import Credentials
 from thinwire.runtime.run.settings import EXIT_REFUSED
 
 WAIT_SECONDS = 20.0
-#: Field 1020 with one byte, as it stands inside of a message: nobody has it today.
+#: Field 1020 with one byte, as it stands inside of a message: no version has this field.
 UNKNOWN = b"\xe2\x3f\x01z"
 
 
@@ -132,7 +132,7 @@ def test_another_package_of_messages_is_told_apart_from_a_ps_that_is_away():
         session.open(WAIT_SECONDS)
 
 
-# -- what stays as it is in all versions -------------------------------------------------------
+# -- parts that are equal in all versions ------------------------------------------------------
 
 
 def test_what_it_takes_to_refuse_stays_readable_for_ever():

@@ -1,4 +1,4 @@
-"""An owner of a receiver, addresses of this machine, and what the tests of UDP share."""
+"""A receiver's owner, addresses of this machine, and other helpers of the UDP tests."""
 
 import contextlib
 import queue
@@ -14,7 +14,7 @@ LINUX_ONLY = pytest.mark.skipif(not ON_LINUX, reason="options of Linux")
 
 
 class Notes:
-    """An owner that keeps copies of what it is handed."""
+    """An owner that copies everything it receives."""
 
     def __init__(self):
         self.datagrams = queue.SimpleQueue()

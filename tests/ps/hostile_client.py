@@ -1,4 +1,4 @@
-"""A client that lies: seeded random streams of frames, none of which may change a model."""
+"""A hostile client: seeded random streams of frames that must not change a model."""
 
 import math
 import random
@@ -37,7 +37,7 @@ class Liar:
         ]
 
     def streams(self, num_messages):
-        """Say at least so many frames, over many streams."""
+        """Send at least this many frames, over many streams."""
         goal = self.sent + num_messages
         while self.sent < goal:
             kind = self.dice.choices(("worker", "stranger", "supervisor"), (8, 1, 1))[0]
@@ -46,7 +46,7 @@ class Liar:
             self.ends[kind] += 1
 
     def _worker(self):
-        """A worker that is let in, and then lies about everything."""
+        """A worker that joins, and then sends invalid messages of all kinds."""
         stream_hello = self.shard.hello(incarnation=self.dice.choice((0, 0, 5, BIG)))
         yield frame(hello=stream_hello)
         life = self.shard.core.incarnation_of(ROGUE)
@@ -108,7 +108,7 @@ class Liar:
         )
 
     def _bad_push(self, life):
-        """A push that is right but for one thing, or of a wrong life and anything at all."""
+        """A push with one defect, or a push of a wrong incarnation with any content."""
         dice = self.dice
         right = {
             "incarnation": life,
@@ -142,7 +142,7 @@ class Liar:
         return self._foreign_push()
 
     def _foreign_push(self):
-        """A push of nobody's life: anything may be in it, also nothing wrong."""
+        """A push of an unknown incarnation: its content may be valid or invalid."""
         dice = self.dice
         if dice.random() < 0.3:
             return push_frame(incarnation=FOREIGN_LIFE, epoch=self.shard.core.membership.epoch)

@@ -1,4 +1,4 @@
-"""A whole run in one process whose shards keep journals, and what comes of them after a crash."""
+"""A whole run in one process with journals on its shards, and the replay after a crash."""
 
 import dataclasses
 
@@ -49,7 +49,7 @@ class JournaledRun(MiniRun):
         return super().feed(shard, event)
 
     def fresh(self, shard, config, lease_seconds):
-        """Return a core that has been told nothing."""
+        """Return a core without any events."""
         core = self._shard(shard, np.zeros(28, np.float32))
         again = type(core)(
             *(config, self.chosen, core.model.theta, KERNELS, core.membership),
@@ -60,7 +60,7 @@ class JournaledRun(MiniRun):
         return again
 
     def come_back(self, shard=0, folder=None):
-        """Return (what a replay found, the core that it ended with); the journal is in `folder`."""
+        """Return (result of a replay, the core at its end); the journal is in `folder`."""
         _, found = Checkpoints(self.folder / str(shard), keep=99).load_latest()
         folder, cores = folder or self.folder / str(shard), []
 
@@ -74,7 +74,7 @@ class JournaledRun(MiniRun):
         return come, cores[-1] if cores else None
 
     def restart(self, shard=0):
-        """Let a shard die and come back; its workers have to say Hello again."""
+        """Kill a shard and restart it; its workers must send Hello again."""
         come, core = self.come_back(shard)
         life = dataclasses.replace(core.config, generation=come.generation + 1)
         self.shards[shard] = self.fresh(shard, life, 10.0)
@@ -92,7 +92,7 @@ def everything(core):
 
 
 def watched(core):
-    """Return a list that gets all that the core knows: now, and after each of its events."""
+    """Return a list that receives the core's full state now, and after each of its events."""
     states = [everything(core)]
 
     class Watched(PsCore):

@@ -1,4 +1,4 @@
-"""A shard's datagram port without sockets, threads and time, and the workers that talk to it."""
+"""A shard's datagram port without sockets, threads and time, and the workers that send to it."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ SMALL = {"dgt_block_size": 8, "dgt_k": 0.0}
 
 
 class LocalPort:
-    """A port around a real core; `turn` is what the writer thread does."""
+    """A port around a real core; `turn` runs the writer thread's work."""
 
     def __init__(self, nb_workers=3, follows=False, **choices):
         self.run = MiniRun(method("dgt", nb_workers, **SMALL | choices), iter_max=10**6)
@@ -40,10 +40,10 @@ class LocalPort:
         self.now, self.entropy = 0.0, np.random.default_rng(3)
         self.receiver = self.port.receiver
         self.receiver._clock = lambda: self.now
-        self.pushed = []  # events that the core has heard
+        self.pushed = []  # events that the core has handled
 
     def turn(self):
-        """Handle what is queued, and what follows from it."""
+        """Handle all queued events and the events that follow."""
         while self.queue:
             item = self.queue.pop(0)
             if callable(item):
@@ -92,7 +92,7 @@ class LocalPort:
 
 
 class Talker:
-    """One life of a worker: its core, its leg, and its messages as the stream brings them."""
+    """One incarnation of a worker: its core, its datagrams, and its messages from the stream."""
 
     def __init__(self, port, number, incarnation, welcome):
         self.port, self.number, self.incarnation = port, number, incarnation
@@ -115,7 +115,7 @@ class Talker:
         return outgoing if step is None else dataclasses.replace(outgoing, step=step)
 
     def messages(self, outgoing: PushRequest, **fields):
-        """Return (push, payload) of what the stream brings."""
+        """Return (push, payload) from the stream."""
         sealed = self.leg.seal(outgoing.step, outgoing.routed[0])
         epoch = self.port.core.membership.epoch
         spoken = push_messages(
@@ -172,7 +172,7 @@ def alone(**choices):
 
 
 def values_of(event):
-    """What a push stands for, [28]."""
+    """Decode a push, [28]."""
     found = np.zeros(28, np.float32)
     found[slice(None) if event.update.indices is None else event.update.indices] = (
         event.update.values
@@ -185,7 +185,7 @@ def ramp(scale=1.0):
 
 
 def hostile(rng, good, old):
-    """Return (data, size, number) of one buffer of datagrams that nobody may take.
+    """Return (data, size, number) of one buffer of datagrams that every receiver must reject.
 
     Args:
         rng: Decides.
@@ -207,10 +207,10 @@ def hostile(rng, good, old):
     elif kind == 3:  # seen before
         data, size = old[rng.integers(len(old))]
         whole = bytearray(data)
-    elif kind == 4:  # of another session
+    elif kind == 4:  # datagrams of another session
         for start in range(0, len(whole), size):
             whole[start + 8 : start + 16] = rng.bytes(8)
-    else:  # signed by nobody who knows the key
+    else:  # signed with an unknown key
         for start in range(0, len(whole), size):
             whole[start + size - 16 : start + size] = rng.bytes(16)
     return bytes(whole), size, -(-len(whole) // size)

@@ -1,4 +1,4 @@
-"""A real shard server without sockets and threads: streams that tests play into it."""
+"""A real shard server without sockets and threads: tests feed its streams."""
 
 import functools
 import math
@@ -23,7 +23,7 @@ HONEST, ROGUE = 1, 2
 
 
 class Stream:
-    """What a reader sees of a client: `frames` may be a generator that looks at what was sent."""
+    """A reader's view of a client: `frames` may be a generator that looks at the sent frames."""
 
     def __init__(self, server, frames=()):
         self.server, self.frames = server, frames
@@ -75,7 +75,7 @@ class Shard:
     def __init__(self, name="adacomp", **choices):
         self.run = MiniRun(method(name, nb_workers=2, **choices), iter_max=10**6)
         self.core = self.run.shards[0]
-        self.kind = int(self.run.method.kind is Kind.DELTA)  # as the wire says it
+        self.kind = int(self.run.method.kind is Kind.DELTA)  # as on the wire
         self.core.membership.lease_seconds = 1e9
         self.server = ShardServer(
             self.core, self.run.layouts[0], 1.0, lambda version, state: None, 1e9
@@ -109,13 +109,13 @@ class Shard:
         )
 
     def say(self, *messages, **fields):
-        """Let a worker say Hello, then these; return its stream, read to its end."""
+        """Send a worker's Hello, then these frames; return its stream, read to its end."""
         first = frame(hello=self.hello(**fields))
         rest = [one if isinstance(one, bytes) else frame(**one) for one in messages]
         return Stream(self.server, [first, *rest]).read()
 
     def picture(self):
-        """What only a valid push may change."""
+        """The state that only a valid push may change."""
         return self.core.model.theta.tobytes(), self.core.version, self.core.samples
 
 
@@ -133,7 +133,7 @@ def _usual_update():
 
 
 def push_frame(blocks=None, values=b"", **fields):
-    """A push that is right but for what the arguments make wrong."""
+    """A valid push, except for the defects that the arguments request."""
     if blocks is None:
         blocks, values = _usual_update()
     push = pb.Push(

@@ -1,4 +1,4 @@
-"""A shard that is started again: a worker with another program, and --resume with another offer."""
+"""A restarted shard with another worker program, or with --resume and another offer."""
 
 import dataclasses
 import time
@@ -72,7 +72,7 @@ def test_the_same_program_joins_and_another_is_refused_in_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("was", "now", "change"),
     [
-        # Another rate: the velocity of before goes on, and moves the weights by the new rate.
+        # Another rate: the old velocity continues, and moves the weights by the new rate.
         (stepping_with("SGD", momentum=0.5), {"learning_rate": 0.1, "momentum": 0.5}, 0.5375),
         # No momentum: the optimizer begins again.
         (stepping_with("SGD", momentum=0.5), {"learning_rate": 0.1, "momentum": 0.0}, 0.1),
@@ -92,7 +92,7 @@ def test_resume_continues_the_weights_with_another_optimizer(tmp_path, was, now,
         np.testing.assert_allclose(first - last, change, atol=1e-5)
         assert run.shards[0].core.version == 4
         run.interrupt()
-    with offered_run(tmp_path, *ONE, nb_ps=nb_ps) as run:  # what is new is the run's from now on
+    with offered_run(tmp_path, *ONE, nb_ps=nb_ps) as run:  # the run uses the new values
         for shard in range(nb_ps):
             run.listen(shard)
         assert train(worker_of(run, EDITED, offer), 1)[0].tolist() == last.tolist()

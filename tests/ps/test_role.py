@@ -1,4 +1,4 @@
-"""What a shard's core begins with: its own weights, and no more of the run than is the shard's."""
+"""The initial state of a shard's core: its own weights, and only its part of the run."""
 
 import contextlib
 import types
@@ -25,7 +25,7 @@ TWO = ("--nb_workers=3", "--nb_ps=2", "--ps_hosts=localhost:1,localhost:2", "--k
 
 
 class Numbers:
-    """What stands for variables and their values here."""
+    """Stand-in for variables and their values."""
 
     def __init__(self, numbers):
         self.read = lambda: np.array(numbers, np.float32)

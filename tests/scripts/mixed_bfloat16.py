@@ -22,7 +22,7 @@ x = (x + rng.normal(0, 1.4, x.shape)).astype("float32")[..., None]
 
 
 def residual(x, filters):
-    """Return a block of two convolutions beside a shortcut."""
+    """Return a block of two convolutions and a shortcut."""
     shortcut = keras.layers.Conv1D(filters, 1, strides=2)(x)
     x = keras.layers.Conv1D(filters, 5, strides=2, padding="same", activation="relu")(x)
     x = keras.layers.Conv1D(filters, 5, padding="same")(x)

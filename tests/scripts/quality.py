@@ -3,7 +3,7 @@
 ``python -m tests.scripts.quality [--only NAME ...] [--methods asgd,bsp,dgs] [--seeds 3]`` runs each
 script of this folder as ``python SCRIPT`` and as ``thinwire run --nb_workers=2 --method=METHOD
 SCRIPT``, with everything at its default, and writes the table of docs/guide/examples.md. Results
-are kept in ``--results``; what has succeeded is not run again.
+are kept in ``--results``; a successful run is not repeated.
 
 The margin was fixed before anything was measured: the mean over the seeds may be at most one point
 (0.01) or two standard errors of the difference below that of the script alone, whichever is more.
@@ -34,7 +34,7 @@ ALONE = "alone"
 METHODS = ("asgd", "bsp", "dgs")
 MARGIN = 0.01
 STANDARD_ERRORS = 2.0
-#: Every process below a run has this variable with a value of its own.
+#: Every process below a run has this variable with the run's unique value.
 MARK = "THINWIRE_QUALITY_RUN"
 
 _RESULT = re.compile(r'\{"metric":.*\}')
@@ -55,7 +55,7 @@ def nasty(name: str) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """One run of a script that has ended, and what it left."""
+    """One finished run of a script, and its remaining files and processes."""
 
     code: int
     seconds: float
@@ -70,7 +70,7 @@ class Finished:
         return [float(str(result["value"])) for result in self.results]
 
     def problems(self, workers: int) -> list[str]:
-        """Return what is wrong with the run, apart from its quality."""
+        """Return the run's problems, apart from its quality."""
         found = [f"exit code {self.code}"] if self.code else []
         found += ["did not end"] if self.timed_out else []
         found += [f"process left: {line}" for line in self.processes]
@@ -91,7 +91,7 @@ def run(
     timeout: float = 600,
     python: str = sys.executable,
 ) -> Finished:
-    """Run a script alone or with `method`, in folders of its own, and wait for its end.
+    """Run a script alone or with `method`, in separate folders, and wait for its end.
 
     Args:
         script: The user's script.
@@ -170,7 +170,7 @@ def _kill(mark: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """The quality of one method beside the script alone, paired by seed."""
+    """The quality of one method compared with the script alone, paired by seed."""
 
     alone: float
     distributed: float
@@ -199,7 +199,7 @@ def compare(alone: Sequence[float], distributed: Sequence[float]) -> Compared:
 
 @dataclasses.dataclass
 class Results:
-    """What was measured, kept in a file: (script, method, seed) -> values, seconds, problems."""
+    """Results stored in a file: (script, method, seed) -> values, seconds, problems."""
 
     path: Path
     rows: dict[str, dict[str, object]]
@@ -227,7 +227,7 @@ class Results:
 
 
 def cell(results: Results, script: str, method: str, seeds: Sequence[int]) -> str:
-    """Return what the table shows of one script with one method."""
+    """Return the table's cell of one script with one method."""
     alone, rows = (results.series(script, each, seeds) for each in (ALONE, method))
     if len(rows) < len(seeds) or len(alone) < len(seeds):
         return "-"
@@ -277,7 +277,7 @@ def write_page(text: str, page: Path = PAGE) -> None:
 
 
 def measure(results: Results, script: str, method: str, seed: int, workers: int) -> None:
-    """Run one script once, unless its result is there; failures are run again."""
+    """Run one script once, unless its result is stored; failures are run again."""
     row = results.get(script, method, seed)
     if row is not None and not row["problems"]:
         return

@@ -15,7 +15,7 @@ keras.utils.set_random_seed(options.seed)
 
 rng = np.random.default_rng(options.seed)
 parts = rng.normal(size=(6, 30))
-kinds = rng.integers(2, size=(12, 6)).astype("float64")  # of which parts each kind consists
+kinds = rng.integers(2, size=(12, 6)).astype("float64")  # parts of each kind
 
 
 def examples(first, last, number):

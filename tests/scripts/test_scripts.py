@@ -10,13 +10,13 @@ from tests.scripts import quality
 
 SCRIPTS = quality.scripts()
 THEIRS = {"keras", "numpy", "tensorflow", "thinwire"} | set(sys.stdlib_module_names)
-#: What a script may have besides the import: of a model with `fit`, or of a loop's optimizer.
+#: The only line a script may add besides the import, for `fit` or for a custom loop.
 SECOND_LINES = (
     ["model = thinwire.distribute(model)"],
     ["optimizer = thinwire.distribute(optimizer, model=model)"],
 )
 NASTY = sorted(path.stem for path in (quality.FOLDER / "nasty").glob("*.py"))
-#: Script that must fail -> with which code, and a part of what the user reads.
+#: Script that must fail -> its exit code, and a part of the user's output.
 FAILS = {
     "raises": (1, "RuntimeError: the second worker's disk is full"),
     "returns_early": (1, "worker 2 returned early: its script ended after 1 calls of fit"),
@@ -26,7 +26,7 @@ FAILS = {
     "generator_data": (2, 'Give distribute() shard="off"'),
     "two_models": (2, "expected models that model.fit(...) trains one after the other"),
 }
-#: Short ones and what they reach alone, for all kinds of steps: merged on the PS, one by one there,
+#: Short scripts and their quality alone, for each kind of step: merged on the PS, one by one there,
 #: on the workers. The quality is measured over three seeds by `make product`.
 SHORT = (
     ("mixed_float16", "dgs", 0.875),

@@ -1,4 +1,4 @@
-"""Small measured runs, made up."""
+"""Small made-up runs with measurements."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write_measured(
     partition: str = "iid",
     **summary,
 ) -> pathlib.Path:
-    """Write what the drawer and the exporter read: evaluations are of rounds 0, 5, 10 ..."""
+    """Write the input of the drawer and the exporter: evaluations are of rounds 0, 5, 10 ..."""
     for worker in range(1, workers + 1):
         path = rounds_of(run_dir, worker)
         path.parent.mkdir(parents=True, exist_ok=True)

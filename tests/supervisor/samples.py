@@ -1,4 +1,4 @@
-"""A small run, made up, for the tests of everything that shows one."""
+"""A small made-up run for the tests of reports, dashboards and other outputs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def make_evaluation(version: int, best: float = 0.85, **changes) -> Evaluation:
     return Evaluation(version, **values | changes)
 
 
-#: What a run says of its datagrams, in its status as in its summary.
+#: A run's datagram figures, equal in its status and its summary.
 DATAGRAMS = {
     "pushes": 160,
     "k": 0.5,
@@ -129,7 +129,7 @@ DATAGRAMS = {
 def write_run(
     run_dir: pathlib.Path, best: float = 0.85, metrics=None, target=None, **changes
 ) -> pathlib.Path:
-    """Write summary.json and metrics.jsonl of a finished run, whose evaluations may be given."""
+    """Write summary.json and metrics.jsonl of a finished run; the evaluations may be given."""
     values = {} if metrics is None else {"metrics": metrics}
     run_dir.mkdir(parents=True)
     workers = [make_worker(number, 2000, state="done") for number in (1, 2, 3, 4)]

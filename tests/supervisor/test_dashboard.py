@@ -140,12 +140,12 @@ def test_on_a_terminal_it_draws():
     handler = logging.get_absl_handler()
     before = handler.level
     with Dashboard(live=True, console=console) as dashboard:
-        assert console.file.getvalue() == ""  # the cursor stays while nobody is there
+        assert console.file.getvalue() == ""  # the cursor stays while no run is found
         dashboard.update(make_status(100))
         assert handler.level >= standard_logging.WARNING  # lines would tear the picture
     dashboard.close()
     assert "training" in console.file.getvalue()
-    assert handler.level == before  # so that the end of the run is told
+    assert handler.level == before  # so that the end of the run is shown
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_the_workers_table_is_aligned_and_cut():
 
 
 def test_no_rate_spans_updates_that_were_undone():
-    """The run's seconds may have gone on meanwhile."""
+    """The run's seconds may have increased meanwhile."""
     meter = RateMeter()
     meter.rate(make_status(900, seconds=9.0))
     meter.rate(make_status(1000, seconds=10.0))

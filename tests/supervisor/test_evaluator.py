@@ -1,4 +1,4 @@
-"""The evaluator counts every example exactly once, whatever the batch size."""
+"""The evaluator counts every example exactly once, for any batch size."""
 
 import queue
 import types

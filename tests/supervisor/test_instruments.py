@@ -1,4 +1,4 @@
-"""What a Supervisor tells of the run and of its evaluations."""
+"""A Supervisor's metrics about the run and its evaluations."""
 
 import math
 

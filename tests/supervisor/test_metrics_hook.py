@@ -1,4 +1,4 @@
-"""The user's function for records: what it gets, and that its faults stay its own."""
+"""The user's function for records: its arguments, and that its errors do not end the run."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def recorder(tmp_path, on_metrics, **settings):
 
 
 def play(made):
-    """Record what a Supervisor does."""
+    """Record a Supervisor's calls."""
     made.status(make_status(100))
     made.record(make_status(100), {"val_mae": 0.5, "loss": float("nan")}, [100])
     made.finish(make_status(120, stop_reason="iter_max"))

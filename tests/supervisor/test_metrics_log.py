@@ -1,4 +1,4 @@
-"""metrics.jsonl and scalars: what goes in, what comes back after a kill."""
+"""metrics.jsonl and TensorBoard scalars: their content, also after a kill."""
 
 import json
 import math

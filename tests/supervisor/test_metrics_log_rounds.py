@@ -1,4 +1,4 @@
-"""The files of rounds: each round once, whoever repeats it; torn ends; nonsense."""
+"""The files of rounds hold each round once, despite repeats, torn ends and invalid lines."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_a_supervisor_that_returns_goes_on(tmp_path):
     path = rounds_of(tmp_path, 1)
     path.write_text(path.read_text() + '{"num_iters":3,"num_sam')
     log = RoundsLog(tmp_path)
-    for text in (batch(1, 2), batch(3, 4), batch(6)):  # 5 came while nobody listened
+    for text in (batch(1, 2), batch(3, 4), batch(6)):  # round 5 arrived without a listener
         log.add(1, text)
     log.close()
     assert [number for _, number in numbers(tmp_path)] == [1, 2, 3, 4, 6]

@@ -1,4 +1,4 @@
-"""Records at another address: copied whole, continued elsewhere, never by two."""
+"""Run records at another address: copied completely, continued, never written by two nodes."""
 
 import threading
 import types

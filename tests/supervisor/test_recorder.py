@@ -1,4 +1,4 @@
-"""Records of a run: which model is the best, when a target is reached, targets nobody measures."""
+"""Records of a run: the best model, reached targets, and targets that are never evaluated."""
 
 import json
 import queue
@@ -43,7 +43,7 @@ def opened(tmp_path):
 
 
 def evaluate(recorder, count):
-    """Evaluate so many versions; return of which the target was reached."""
+    """Evaluate this many versions; return the version that reached the target."""
     reached = []
     for version in range(1, count + 1):
         recorder.evaluate(make_status(version), WEIGHTS, [version], final=False)
@@ -111,7 +111,7 @@ class ListeningSession:
 
 
 def test_a_run_with_one_fit_that_validates_has_validation_data():
-    """A later one may have none; what is evaluated of the earlier is still wanted."""
+    """A later model may lack it; evaluations of the earlier model are still wanted."""
     fits = (pb.FitBegun(fit=n, validates=n == 2) for n in (1, 2, 3))
     sent = (pb.ToClient(fit_begun=fit) for fit in fits)
     stream = ShardStream(ListeningSession(*sent), queue.SimpleQueue())

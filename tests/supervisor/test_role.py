@@ -1,4 +1,4 @@
-"""What a Supervisor reports of its evaluator, and records of what others have evaluated."""
+"""A Supervisor's reports about its evaluator, and its records of evaluations by other nodes."""
 
 import signal
 import threading
@@ -17,7 +17,7 @@ from thinwire.supervisor.role import _Watcher
 
 
 class Records:
-    """What was recorded."""
+    """The recorded lines."""
 
     evaluations = ()
 
@@ -30,7 +30,7 @@ class Records:
 
 @pytest.fixture
 def watcher(tmp_path):
-    """A Supervisor with a stream to shard 0 that keeps what it was sent."""
+    """A Supervisor with a stream to shard 0 that stores received messages."""
     with given("--type_node=Supervisor", f"--run_dir={tmp_path}"):
         made = _Watcher(read_run(), None, Records())
     shard = types.SimpleNamespace(status=make_status(7), halt_cause="", validates=True, sent=[])
@@ -42,7 +42,7 @@ def watcher(tmp_path):
 
 @pytest.mark.parametrize("is_interrupted", [False, True])
 def test_ctrl_c_ends_the_search_for_a_ps_as_an_interruption(watcher, monkeypatch, is_interrupted):
-    """A search that is given up fails as one that finds nobody does: what ended it counts."""
+    """An abandoned search fails like a search that finds no shard: the cause of its end counts."""
 
     def connect():
         if is_interrupted:

@@ -1,4 +1,4 @@
-"""The evaluator of a script is started again where it was killed, and not where it has failed."""
+"""A script's evaluator is restarted after a kill, and not after a failure."""
 
 import json
 import os
@@ -25,7 +25,7 @@ class Clock:
 
 @pytest.fixture
 def evaluator(tmp_path, monkeypatch):
-    """An evaluator whose process is one that waits."""
+    """An evaluator with a process that waits."""
     monkeypatch.setattr(script_evaluator.supervisor_flags, "script_words", lambda run: [])
     script = tmp_path / "toy.py"
     script.write_text("")
@@ -125,7 +125,7 @@ def test_one_that_has_ended_by_itself_stays_so(evaluator, monkeypatch):
 
 
 def test_the_output_of_one_that_was_killed_stays_before_that_of_the_next(evaluator):
-    """It may show why."""
+    """The output of the killed process may show the cause."""
     end(evaluator, signal.SIGKILL)
     for number in (1, 2):
         evaluator.line = f"echo life {number}; kill -9 $$"

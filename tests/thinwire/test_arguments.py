@@ -1,4 +1,4 @@
-"""Settings of scripts: every shape that is taken, and what is refused."""
+"""Settings of scripts: every accepted form, and rejected settings."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Edge cases of sparse methods with real variables: dgs through a server and a loop of one's own.
+"""Edge cases of sparse methods with real variables: dgs through a server and a custom loop.
 
 All-zero gradients, tensors of one entry, frozen variables, embeddings, late and returning workers.
 """
@@ -15,7 +15,7 @@ from thinwire import GradientSGD, W_global, distribute, init_server
 from thinwire.models.flat_model import SharedModel
 from thinwire.worker.train_step import TrainStep
 
-ROWS = np.array([[1, 2, 1], [5, 1, 2]])  # of the embedding; 1 occurs three times, 2 twice
+ROWS = np.array([[1, 2, 1], [5, 1, 2]])  # rows of the embedding; 1 occurs three times, 2 twice
 LABELS = np.array([0, 1], np.int32)
 METHODS = ("dgs", "dgc")
 

@@ -1,4 +1,4 @@
-"""The examples as a reader would start them, each beside its own run on one machine."""
+"""The examples as a reader would start them, each compared with its run on one machine."""
 
 import json
 import os
@@ -15,12 +15,12 @@ from tests.scripts import quality
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-#: Those that make two lines of Thinwire workers; the others show other interfaces.
+#: Examples that use two lines of Thinwire; the other examples show other interfaces.
 TWO_LINES = (
     *("convnet", "forecasting", "gan", "keras_hub_bert", "language_model"),
     *("lora", "tabular", "transformer"),
 )
-#: How far below the script alone one seed may be.
+#: Allowed difference between one seed's score and the script alone.
 MARGIN = 0.03
 #: The environment that examples/keras_hub_bert.py describes.
 KERAS_HUB = os.environ.get("THINWIRE_KERAS_HUB_PYTHON") or str(
@@ -84,7 +84,7 @@ def test_an_example_alone_and_on_two_workers(name, method):
 @pytest.mark.product
 @pytest.mark.timeout(600)
 def test_a_language_model_with_many_local_steps():
-    """As many steps as alone, each on half a batch, and plain means of what sixteen have made."""
+    """As many steps as alone, each on half a batch, and plain means of sixteen workers' results."""
     small = ("--width=64", "--blocks=1", "--sequences=9600", "--epochs=2")
     rounds = ("--pacer=fixed", "--local_steps=16", "--batch=global")
     _compare("language_model", "bsp", *small, flags=rounds)

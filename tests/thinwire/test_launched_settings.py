@@ -1,4 +1,4 @@
-"""Where a script's settings come from, and what of a script contradicts its launcher."""
+"""The sources of a script's settings, and settings that contradict the launcher."""
 
 import argparse
 import json
@@ -222,7 +222,7 @@ def test_a_variable_gives_flags_wherever_the_place_comes_from(monkeypatch, sourc
     assert (found.run.method.name, found.run.lease_seconds) == ("dgs", 7)
     assert found.values.compression_rate == 0.3
     assert found.worker().id_worker == 2 and not found.given
-    other = read(lease_seconds=9)  # what the script gives wins, flag by flag
+    other = read(lease_seconds=9)  # the script's values win, flag by flag
     assert (other.run.method.name, other.run.lease_seconds) == ("dgs", 9)
     assert other.given == {"lease_seconds"}
 

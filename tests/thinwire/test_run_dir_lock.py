@@ -1,4 +1,4 @@
-"""A script's server or worker is alone in its run directory, as main.py's are."""
+"""A script's server or worker locks its run directory, as main.py's nodes do."""
 
 import gc
 

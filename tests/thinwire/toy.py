@@ -1,4 +1,4 @@
-"""A small model with batch normalisation, its data, and servers in this process."""
+"""A small model with batch normalization, its data, and servers in this process."""
 
 import contextlib
 

@@ -1,7 +1,7 @@
 """A run of real shards and workers in one process: servers, streams and threads over loopback.
 
-Every worker reaches every shard, and every following shard reaches shard 0, over a wire of its own
-that a test may cut. What each shard applied, and what each worker was told that it has, is kept.
+Every worker reaches every shard, and every following shard reaches shard 0, over a separate wire
+that a test can cut. The run stores each shard's applied updates and each worker's acknowledgments.
 """
 
 from __future__ import annotations
@@ -91,17 +91,17 @@ class InProcessCluster:
         return self.shards[0].core
 
     def wait_for_updates(self, more, seconds=30.0):
-        """Let shard 0 apply so many updates from now on."""
+        """Let shard 0 apply this many updates from now on."""
         goal = self.first.version + more
         wait_until(lambda: self.first.version >= goal, seconds, f"version {goal}")
 
     def stop(self, reason="iter_max", seconds=20.0):
-        """End the run; everybody must come to an end."""
+        """End the run; all threads must end."""
         self.shards[0].server.queue.put(events.Stop(reason))
         self.finish(seconds)
 
     def finish(self, seconds=30.0):
-        """Wait for the end, and check what holds after whatever has happened."""
+        """Wait for the end, and check the invariants."""
         for worker in self.workers:
             wait_until(lambda worker=worker: not worker.is_alive(), seconds, f"{worker.name}'s end")
         for shard in self.shards:

@@ -1,4 +1,4 @@
-"""Nodes of `threads.cluster`: real shards and workers in one process, which die and come back."""
+"""Nodes of `threads.cluster`: real shards and workers in one process, which die and return."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROBLEM = Softmax()
 
 
 class ElasticShard:
-    """One shard with its writer thread; may die and come back, at another port, too."""
+    """One shard with its writer thread; may die and return, also at another port."""
 
     def __init__(self, cluster, number):
         self.cluster, self.number, self.port, self.generation = cluster, number, 0, 0
@@ -130,7 +130,7 @@ class ElasticShard:
         assert done.wait(10)
 
     def kill(self):
-        """End without a word to anybody."""
+        """End without a message to any node."""
         self.ended.set()
         self.thread.join(10)
         if self.leader is not None:
@@ -139,7 +139,7 @@ class ElasticShard:
         self.server.server._server.stop(None)
 
     def come_back(self, elsewhere=False):
-        """Start anew from the newest snapshot, with another generation, maybe at another port."""
+        """Restart from the newest snapshot, with another generation, maybe at another port."""
         self.generation += 1
         self.port = 0 if elsewhere else self.port
         self.start()
@@ -209,7 +209,7 @@ class ElasticWorker(threading.Thread):
         self._moving.set()
 
     def kill(self):
-        """Be gone without a word."""
+        """Disappear without a message."""
         self._killed.set()
         self.part.closing.set()
         if self.part._heartbeat is not None:
@@ -220,5 +220,5 @@ class ElasticWorker(threading.Thread):
         self._moving.set()
 
     def state(self):
-        """Return what a checkpoint of this worker would hold."""
+        """Return the content of a checkpoint of this worker."""
         return copy.deepcopy(self.part.core.save())

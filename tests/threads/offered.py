@@ -1,4 +1,4 @@
-"""A shard without model and the workers that bring one, over loopback, in one process."""
+"""A shard without a model and workers that offer one, over loopback, in one process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def weights_of(worker: int, spec: ModelSpec = SPEC):
 
 @dataclasses.dataclass(frozen=True)
 class Lying(Offering):
-    """An offer, or what a worker makes of it."""
+    """An offer, or a worker's version of it."""
 
     lie: Callable[[str, bytes], tuple[str, bytes]] | None = None
 
@@ -83,13 +83,13 @@ class OfferedRun:
         self.threads = []
 
     def settings(self, *flags):
-        """Return the Run, and the flags of a PS and of a worker; workers ask from many threads."""
+        """Return the Run, and the flags of a PS and of a worker; callable from any thread."""
         with _PARSING, given(*self.flags, *flags) as values:
             run = read_run()
             return run, ps_flags.read(run.addresses), worker_flags.read(values.nb_workers)
 
     def listen(self, number=0, clock=None):
-        """Start a shard that has no model, or goes on with that of its folder."""
+        """Start a shard that has no model, or resumes the model of its folder."""
         run, own, _ = self.settings(f"--id_ps={number}", "--type_node=PS")
         if SavedShard(run, own.node).offer is not None and not run.resume:
             shard = self.shards[number] = restored_shard(run, own)
@@ -126,9 +126,9 @@ class OfferedRun:
 
         Args:
             number: Its id.
-            offer: What it offers.
-            weights: Its initial ones; None: nobody else has them.
-            flags: More of them.
+            offer: The offered model.
+            weights: Its initial weights; None: weights that no other worker has.
+            flags: Additional flags of the worker.
             lie: Changes the document and the payload that it sends.
         """
         run, _, own = self.settings(f"--id_worker={number}", *flags)
@@ -138,7 +138,7 @@ class OfferedRun:
         return WorkerSession(run, own, offer.spec, statistics, offering=offering)
 
     def interrupt(self):
-        """End the shards as an operator does: the same command goes on with the run."""
+        """End the shards as an operator does: the same command resumes the run."""
         for shard in self.shards.values():
             shard.interrupt()
         for thread in self.threads:

@@ -1,4 +1,4 @@
-"""Wires between a client and a shard, over loopback, that tests cut, mend and slow down."""
+"""Wires between a client and a shard, over loopback, that tests cut, reconnect and slow down."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _PIECE_BYTES = 8 << 10
 class Wire:
     """Forwards TCP connections to an address; a client dials `address` instead.
 
-    A cut wire lets nothing pass and breaks nothing: connections stand, as they do when a router
-    between two machines has died.
+    A cut wire forwards nothing and closes nothing: connections stay open, as if a router
+    between two machines had died.
     """
 
     def __init__(self, target: str, bytes_per_second: float = 0.0) -> None:
@@ -32,7 +32,7 @@ class Wire:
         self._whole.clear()
 
     def mend(self) -> None:
-        """Let everything pass, also what has waited."""
+        """Let all bytes pass, including the waiting bytes."""
         self._whole.set()
 
     def reset(self) -> None:
@@ -65,7 +65,7 @@ class Wire:
             except OSError:
                 client.close()
                 continue
-            if self.bytes_per_second:  # else the system's buffers take it all at once
+            if self.bytes_per_second:  # otherwise the system's buffers take it all immediately
                 for each in (client, server):
                     each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * _PIECE_BYTES)
             with self._lock:

@@ -1,6 +1,6 @@
-"""One shard and its workers, with real cores and wire coding, where anything may be lost.
+"""One shard and its workers, with real cores and wire coding, where any message may be lost.
 
-Whatever a worker is handed is held against what the shard believes that it has, bit for bit.
+Each worker's model is compared with the shard's copy of the worker's model, bit for bit.
 """
 
 import copy
@@ -33,7 +33,7 @@ LEASE_SECONDS = 10.0
 
 
 def sending(down_codec="sparse", name="asgd", nb_workers=2, codec="topk", **choices):
-    """A method whose shards reply by `down_codec`, to pushes of `codec`."""
+    """A method with shards that reply by `down_codec` to pushes of `codec`."""
     choices = {"compression_rate": 0.2, **choices}
     overrides = {"down_codec": down_codec, "codec": codec, **choices.pop("overrides", {})}
     return method(name, nb_workers=nb_workers, overrides=overrides, **choices)
@@ -48,7 +48,7 @@ def eager(chosen, push_factor=0.0):
 
 
 class Life:
-    """One life of a worker."""
+    """One incarnation of a worker."""
 
     def __init__(self, world, number, incarnation):
         self.world, self.number, self.incarnation = world, number, incarnation
@@ -87,7 +87,7 @@ class World:
         core.is_behind = bool(self.rng.integers(2))  # it relays more then
         return core
 
-    # -- what may happen ----------------------------------------------------------------------
+    # -- possible events ----------------------------------------------------------------------
 
     def be_born(self, number):
         """A new process takes a worker's place."""
@@ -99,7 +99,7 @@ class World:
         self.pull(number)
 
     def push(self, number, size=1.0, num_lost=0):
-        """Push an update; `num_lost` answers are lost and asked for again on a new stream."""
+        """Push an update; `num_lost` replies are lost and requested again on a new stream."""
         core = self.lives[number].core
         gradient = (size * self.rng.standard_normal(SIZE)).astype(np.float32)
         self.exchange(number, core.begin(gradient, 1, 0.5), num_lost)
@@ -121,7 +121,7 @@ class World:
         self.snapshot = copy.deepcopy(self.core.state_dict())
 
     def restart(self):
-        """The shard dies and comes back from its checkpoint."""
+        """The shard dies and restarts from its checkpoint."""
         self.generation += 1
         self.core = self.new_core()
         self.core.load_state_dict(copy.deepcopy(self.snapshot))
@@ -129,7 +129,7 @@ class World:
             self.hello(number, reconnects=True)
 
     def pull(self, number, num_lost=0):
-        """Fetch the model; so does a worker whose push is of another generation."""
+        """Fetch the model; a worker with a push of another generation fetches it too."""
         pull = events.Pull(number, self.lives[number].incarnation, None, 0)
         actions = self.feed(pull)
         if any(isinstance(each, events.Reject) for each in actions):
@@ -172,7 +172,7 @@ class World:
                 return self.take(number, actions)
 
     def take(self, number, actions):
-        """Let a worker apply what it is sent, by way of the wire."""
+        """Let a worker apply a reply, by way of the wire."""
         (reply,) = [each for each in actions if isinstance(each, events.Reply)]
         life, message = self.lives[number], pb.Reply()
         sizes = [piece.size for piece in self.layouts[0].slices]
@@ -194,7 +194,7 @@ class World:
         self.check(number, reply)
 
     def check(self, number, reply):
-        """The worker and the shard agree on what the worker has (invariant I1 of DGS)."""
+        """The worker's model equals the shard's copy of it (invariant I1 of DGS)."""
         copy_of = self.core.model.method.down_codec.replica_of
         held = copy_of(number, reply.version, self.core.model._down)
         expected = self.theta if held is None else held

@@ -70,11 +70,11 @@ class MiniWorker:
         self.push()
 
     def submitted(self, gradient: np.ndarray) -> np.ndarray:
-        """What a mini-batch brings; a script's step brings weights."""
+        """The result of a mini-batch; a script's step gives weights."""
         return gradient
 
     def ready(self) -> bool:
-        """Ask the state server, if the pacer asks at all; worker w takes w hundredths a step."""
+        """Query the state server, if the pacer uses one; worker w takes w hundredths a step."""
         if not self.core.method.pacer.queries or not self.core.round.num_steps:
             return False
         return any(each.ready for each in self.ask() if isinstance(each, events.Answer))
@@ -159,7 +159,7 @@ class MiniRun:
         return PsCore(settings, self.method, theta, self.kernels, member, rule, aux)
 
     def feed(self, shard: int, event: events.Event) -> list[events.Action]:
-        """Hand one event to a shard and carry out what it answers."""
+        """Pass one event to a shard and carry out its actions."""
         actions = self.shards[shard].handle(event, self.now)
         for action in actions:
             self.actions.append((shard, action))

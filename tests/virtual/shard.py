@@ -1,4 +1,4 @@
-"""A shard's core, and what tests say to it and hear of it."""
+"""A shard's core, and the events that tests send to the core."""
 
 import numpy as np
 
@@ -24,14 +24,14 @@ def core_of(chosen, size=4, iter_max=100, lease=10.0, **config):
 
 
 def join(core, worker, now=0.0, incarnation=None):
-    """Say Hello and pull; return what the core does."""
+    """Send Hello and pull; return the core's actions."""
     incarnation = incarnation or worker
     actions = core.handle(events.Join(worker, incarnation, False, f"peer{worker}"), now)
     return actions + core.handle(events.Pull(worker, incarnation, None, 0), now)
 
 
 def push(core, worker, step, base, indices=None, values=None, now=0.0, generation=0, samples=1):
-    """Push a worker's update, ones if nothing else is said; return what the core does."""
+    """Push a worker's update, by default ones; return the core's actions."""
     values = (
         np.ones(len(core.model.theta) if indices is None else len(indices), np.float32)
         if values is None
@@ -44,12 +44,12 @@ def push(core, worker, step, base, indices=None, values=None, now=0.0, generatio
 
 
 def of(kind, actions):
-    """Those of one kind."""
+    """Return the actions of one kind."""
     return [action for action in actions if isinstance(action, kind)]
 
 
 def guarded(chosen, leads=True, **guards):
-    """A shard with guards, which never lets anybody go."""
+    """A shard with guards, which never releases a worker."""
     nb_workers = sum(len(group) for group in chosen.sync.groups)
     settings = CoreConfig(
         Budget(1000),

@@ -1,4 +1,4 @@
-"""A run in one process whose messages take time: streams in order, each at its own random pace."""
+"""A run in one process with message delays: ordered streams, each at its own random pace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEARTBEAT_SECONDS = 1.0
 
 
 class TimedWorker(MiniWorker):
-    """A worker whose steps take `run.seconds[number]`."""
+    """A worker; each of its steps takes `run.seconds[number]`."""
 
     epoch = 0
     life = 0
@@ -28,7 +28,7 @@ class TimedWorker(MiniWorker):
         self.run.send((self, 0), lambda: self.run.feed(0, join))
 
     def welcome(self, shard: int, action: events.Welcome) -> None:
-        """Shard 0 says yes first; then all are asked for the model."""
+        """Shard 0 accepts first; then the worker requests the model from all shards."""
         self.core.step = max(self.core.step, action.last_step)
         pull = events.Pull(self.number, self.incarnation, None, 0)
         if shard == 0:
@@ -70,13 +70,13 @@ class TimedWorker(MiniWorker):
 
 
 class TimedRun(MiniRun):
-    """Plays events in order of time; `rounds` tells what each shard merged together."""
+    """Plays events in order of time; `rounds` lists which pushes each shard merged together."""
 
     def __init__(self, chosen, seconds, delay=0.02, late=0.02, **settings) -> None:
         super().__init__(chosen, **settings)
         self.workers = {number: TimedWorker(number, self) for number in self.workers}
         self.seconds, self.delay = dict(enumerate(seconds, start=1)), delay
-        self.late = late  # what workers send to shards 1.. takes up to so long
+        self.late = late  # largest delay of messages from workers to shards 1..
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._free_at: dict[object, float] = {}
@@ -99,7 +99,7 @@ class TimedRun(MiniRun):
         heapq.heappush(self._queue, (self.now + seconds, next(self._order), do))
 
     def send(self, stream: tuple[object, object], deliver: Callable[[], None]) -> None:
-        """Deliver on a stream: after whatever was sent on it before."""
+        """Deliver on a stream, after all earlier messages of the stream."""
         to_others = isinstance(stream[0], TimedWorker) and stream[1] > 0
         most = self.late if to_others else self.delay
         arrives = max(self._free_at.get(stream, 0.0), self.now + self.rng.uniform(0, most))

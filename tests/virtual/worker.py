@@ -1,4 +1,4 @@
-"""A worker's core of a small model, and the replies that a test hands it."""
+"""A worker's core of a small model, and replies from a test."""
 
 import numpy as np
 

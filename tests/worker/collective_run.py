@@ -1,4 +1,4 @@
-"""A shard and workers that sum among themselves: real cores and gRPC, threads, a toy problem."""
+"""A collective run: a shard and workers with real cores and gRPC, threads, a toy problem."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ PROBLEM = Softmax()
 
 
 class Shard:
-    """A shard of its own thread; started as MiniRun's is."""
+    """A shard in its own thread; started as MiniRun's is."""
 
     def __init__(self, method, iter_max, generation=0, port=0, state=None, **config):
         self.method, self.iter_max = method, iter_max
@@ -89,7 +89,7 @@ class Shard:
 class WorkerThread(threading.Thread):
     """One worker's training loop; `on_round(worker)` is called before each push.
 
-    Worker w says that its steps take w fiftieths of a second.
+    Worker w reports that its steps take w fiftieths of a second.
     """
 
     def __init__(self, number, shard, sync_every=1, on_round=None, incarnation_seed=0):
@@ -158,7 +158,7 @@ class WorkerThread(threading.Thread):
         return gradient, len(batch), loss
 
     def die(self):
-        """Be gone without a word."""
+        """Disappear without a message."""
         for shard in self.exchange.shards:
             shard.close()
         for each in (self.exchange._parts, self.exchange._queries, self.exchange._server):

@@ -1,4 +1,4 @@
-"""Small programs, each in a fork of a Python that has imported what all of them begin with.
+"""Small programs, each in a fork of a Python that has imported their common modules.
 
 A start of Python takes a tenth of a second with these imports, a fork of it a hundredth.
 """
@@ -53,7 +53,7 @@ class Forks:
         return subprocess.CompletedProcess(words, *json.loads(self._process.stdout.readline()))
 
     def close(self) -> None:
-        """End the process that forks; it ends when nothing more can be asked."""
+        """End the forking process; it ends when no request can arrive."""
         self._process.communicate()
 
 

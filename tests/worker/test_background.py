@@ -1,4 +1,4 @@
-"""Calls in a thread of their own, of which one is under way at a time."""
+"""Calls in a background thread; one call runs at a time."""
 
 import threading
 

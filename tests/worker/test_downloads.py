@@ -1,4 +1,4 @@
-"""Processes of a run that call `keras.utils.get_file`: one after the other, and once for all."""
+"""Processes of a run call `keras.utils.get_file` in sequence, and download each file once."""
 
 import errno
 import pathlib

@@ -1,6 +1,6 @@
-"""What a process that starts in mid-run would delete of the chief's files stays, and is named.
+"""A process that starts during a run does not delete the chief's files, and names each one.
 
-Each case runs in a process of its own, as the functions are replaced for the whole process; it is
+Each case runs in a separate process, because the functions are replaced for a whole process; it is
 a fork of one that has replaced nothing.
 """
 
@@ -25,7 +25,7 @@ record_temporary()
 node = f"worker-{worker}" if worker else "evaluator"
 hold_back(pathlib.Path(run_dir), node, began, lambda: worker == 1, is_first == "first")
 """
-#: What a script does at its top. "log.csv" is the chief's, "deep/1.h5" too.
+#: Actions of a script at its top. "log.csv" is the chief's, "deep/1.h5" too.
 TOPS = {
     "rmtree": "shutil.rmtree('out')",
     "rmtree that ignores errors": "shutil.rmtree('out', ignore_errors=True)",
@@ -60,7 +60,7 @@ TOPS = {
         with open('out/log.csv', 'x') as f: f.write('new')
         """,
 }
-#: What goes around the functions, and is refused.
+#: Actions that bypass the functions, and are rejected.
 AROUND = {
     "FileIO": "io.FileIO('out/log.csv', 'w')",
     "posix": "import posix; posix.remove('out/log.csv')",
@@ -84,7 +84,7 @@ class Folder:
         (path / "out" / "deep").mkdir(parents=True)
         old = path / "out" / "old.txt"
         old.write_text("old")
-        while True:  # until the clock of the files has gone on
+        while True:  # until the clock of the files has advanced
             for name in ("log.csv", "deep/1.h5"):
                 (path / "out" / name).write_text("chief")
             self.began = (path / "out" / "log.csv").stat().st_ctime

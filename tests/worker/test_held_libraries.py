@@ -1,4 +1,4 @@
-"""TensorFlow's gfile, h5py, NumPy and Keras leave what the chief has written, too."""
+"""TensorFlow's gfile, h5py, NumPy and Keras leave the chief's files unchanged, too."""
 
 import pytest
 
@@ -24,9 +24,9 @@ TOPS = {
 
 @pytest.mark.timeout(300)
 def test_what_the_chief_has_written_stays(tmp_path):
-    """One process, as TensorFlow takes long to import; what each is named by shows which it was."""
+    """One process for all cases, as TensorFlow's import is slow; file names identify the cases."""
     folder = Folder(tmp_path)
-    (tmp_path / "theirs").mkdir()  # as another worker makes it
+    (tmp_path / "theirs").mkdir()  # as another worker writes it
     program = [
         "from thinwire.worker.held_libraries import hold_h5py, hold_tensorflow",
         "import h5py, numpy as np",

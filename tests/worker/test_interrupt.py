@@ -1,4 +1,4 @@
-"""A worker that is told to end, and whose last answer does not come."""
+"""A worker that receives an end signal while its last reply is missing."""
 
 import types
 
@@ -6,7 +6,7 @@ from thinwire.worker.trainer import WorkerSession
 
 
 class Line:
-    """One shard, as a worker sees it."""
+    """A worker's view of one shard."""
 
     def __init__(self, log, name):
         self.log, self.name = log, name

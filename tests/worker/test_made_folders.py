@@ -1,4 +1,4 @@
-"""Folders that several workers make."""
+"""Folders that several workers create."""
 
 import os
 import tempfile

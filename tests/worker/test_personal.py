@@ -31,7 +31,7 @@ def nothing_listed():
 
 
 def shared_model():
-    """A model whose last layer is its worker's own."""
+    """A model with a last layer that stays on its worker."""
     model = build()
     W_global.clear()
     W_global.extend(v for name in SHARED for v in model.get_layer(name).trainable_variables)
@@ -87,7 +87,7 @@ def test_each_worker_trains_its_own_layers(method, tmp_path):
     for first, second, start in zip(*map(personal, workers), before, strict=True):
         assert np.abs(first - start).max() > 1e-3
         assert np.abs(second - start).max() > 1e-3
-        assert np.abs(first - second).max() > 1e-5  # nobody sends them
+        assert np.abs(first - second).max() > 1e-5  # no worker sends them
     for name in SHARED:
         for mine, theirs in zip(
             one.get_layer(name).trainable_variables,
@@ -99,7 +99,7 @@ def test_each_worker_trains_its_own_layers(method, tmp_path):
 
 @pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.product), "adam"])
 def test_a_restarted_worker_has_its_own_layers_and_their_slots(optimizer, tmp_path):
-    """Two workers of one PS, one of which is another object in the second half."""
+    """Two workers of one PS; one of them is another object in the second half."""
     settings = {
         **{"method": "bsp", "pacer": "fixed", "local_steps": 2, "iter_max": 6},
         **{"local_optimizer": optimizer, "batch_size": BATCH},

@@ -1,4 +1,4 @@
-"""Which files of this process are the script's own, and which arguments are compared."""
+"""The files of this process that belong to the script, and the compared arguments."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The Worker role's loop, part by part: what a warm-up leaves, which gradient is written over."""
+"""The Worker role's loop, part by part: the warm-up, and reuse of gradient buffers."""
 
 from types import SimpleNamespace
 
@@ -43,7 +43,7 @@ def test_measuring_a_device_leaves_no_trace_in_the_model():
 
 
 def test_with_overlap_the_next_gradient_is_written_elsewhere_than_the_one_under_way():
-    """That one may have to be sent again, as it was."""
+    """The gradient under way may have to be sent again unchanged."""
     one, other, sent = np.zeros(2), np.zeros(2), []
     worker = SimpleNamespace(
         session=SimpleNamespace(send=sent.append),

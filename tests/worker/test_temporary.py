@@ -1,4 +1,4 @@
-"""Temporary files that a script has left are removed, and nothing that they only point to."""
+"""Temporary files of a script are removed, but not the files that they only link to."""
 
 import os
 

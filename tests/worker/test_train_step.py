@@ -1,4 +1,4 @@
-"""The gradient that stays on the device is the one that is copied to the host."""
+"""The gradient on the device equals the gradient that is copied to the host."""
 
 import keras
 import numpy as np
@@ -90,7 +90,7 @@ def test_a_loss_that_is_not_finite_is_refused_there_too(step):
 
 
 def test_no_bias_waits_for_the_slow_operation(step):
-    """See thinwire.models.fast_bias."""
+    """The bias uses thinwire.models.fast_bias."""
     graph = step._gradient_step.get_concrete_function(ROWS, LABELS).graph
     assert "BiasAddGrad" not in {operation.type for operation in graph.get_operations()}
 

@@ -1,4 +1,4 @@
-"""One worker's part in a run, without shards: where it goes on, and what it counts."""
+"""One worker's trainer without shards: its resumed position, and its counts."""
 
 import time
 from types import SimpleNamespace

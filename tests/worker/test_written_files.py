@@ -1,4 +1,4 @@
-"""Which written files are a worker's own."""
+"""The written files that belong to a worker."""
 
 from thinwire.worker.written_files import WrittenFiles
 

@@ -1,4 +1,4 @@
-"""What crosses to and from a second logical processor, in a process that begins with one."""
+"""Copies to and from a second logical processor are counted, in a process that has two."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ def test_what_crosses_is_what_is_sent():
     assert [line[:12].strip() for line in lines] == [*CODECS, *WORKERS]
     for line in lines:
         down, up, gradient = map(int, re.findall(r"(\d+) B", line))
-        if line[:12].strip() in ("fedprox", "diloco"):  # what is sent, and received, is the model
+        if line[:12].strip() in ("fedprox", "diloco"):  # the process sends and receives the model
             assert down < gradient + 1000 and up < gradient + 1000
         elif line.startswith("dgt"):
             most = WORKERS[line[:12].strip()].most_down

@@ -1,4 +1,4 @@
-"""The check of every op on a device: it runs here on the processor, and tells what is wrong."""
+"""The device check of all ops runs on the processor too and reports each wrong op."""
 
 import dataclasses
 

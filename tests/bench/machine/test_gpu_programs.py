@@ -1,4 +1,4 @@
-"""The ops' XLA programs: every one lowers, and says what it must be given and what comes out."""
+"""Every op's XLA program can be lowered and declares its input and output shapes."""
 
 import json
 
@@ -8,7 +8,7 @@ import pytest
 from bench.machine import gpu, gpu_programs
 
 SIZE = 6_000
-pytestmark = pytest.mark.product  # to lower them all takes many seconds
+pytestmark = pytest.mark.product  # lowering all ops takes many seconds
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The peers' arithmetic: steps of several processes, rates without the beginning, accuracies."""
+"""The peers' curves: steps of several processes, rates after warm-up, accuracies."""
 
 import dataclasses
 import json

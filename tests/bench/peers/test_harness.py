@@ -1,4 +1,4 @@
-"""The harness: runs are kept as they end, failed ones tried again, without root it says so."""
+"""The harness stores each finished run, retries failed runs and reports missing root rights."""
 
 import contextlib
 import dataclasses
@@ -99,7 +99,7 @@ def test_a_decoder_reads_the_text_of_this_python_in_batches_of_its_own(tmp_path,
     names = ("torchft DiLoCo", "torch DDP")
     table = machine.measure(tmp_path / "records.jsonl", *names, links=("none", "1"))
     found = [(task.model, task.batch_size, task.steps) for task in machine.tasks]
-    # Over the thinnest link two rounds are timed; who sends everything is, for 20 steps.
+    # Over the thinnest link two rounds are timed; a method that sends everything is timed for 20.
     assert found == [
         ("decoder", 16, 0),
         ("mnist_cnn", 64, 0),

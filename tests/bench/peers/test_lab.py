@@ -1,4 +1,4 @@
-"""Namespaces with queues: rates are kept, bytes are counted each way, nothing stays. Needs root."""
+"""Network namespaces with queues limit rates, count bytes and are removed. Needs root."""
 
 import subprocess
 import sys
@@ -55,7 +55,7 @@ def test_a_link_keeps_its_rate_and_counts_its_bytes():
             with _python(first, SEND, *to, BYTES):
                 pass
             ended = time.monotonic()
-    # The first burst goes at once.
+    # The first burst is sent without delay.
     assert ended - began > 0.8 * BYTES * 8 / 40e6
     up, down = made.bytes().at(ended + 1000)
     assert BYTES < up < 1.25 * BYTES and 0 < down < 0.1 * BYTES

@@ -1,4 +1,4 @@
-"""The picture of the peers shows what the records in bench/results say."""
+"""The peers' picture shows the values of the records in bench/results."""
 
 import re
 

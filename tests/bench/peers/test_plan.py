@@ -1,4 +1,4 @@
-"""Which runs a peers' table needs: tuning first, then rounds in turn, resumed where it stopped."""
+"""The plan of a peers' table: tuning runs first, then alternating rounds; resumable."""
 
 import dataclasses
 import json

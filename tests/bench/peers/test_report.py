@@ -1,4 +1,4 @@
-"""The peers' table: medians and spread, what is computed is marked, goals are judged."""
+"""The peers' table shows medians and spreads, marks computed values and checks the goals."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The peers' work: one model in every layout, progress as the harness reads it, their processes."""
+"""The peers' workload: one model in every data layout, progress lines, processes."""
 
 import json
 import subprocess

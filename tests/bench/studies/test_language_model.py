@@ -1,4 +1,4 @@
-"""The comparison of a language model's methods: flags, table and picture, from made-up runs."""
+"""The comparison of methods on a language model: flags, table and picture of made-up runs."""
 
 import argparse
 import dataclasses

@@ -1,4 +1,4 @@
-"""Rates of a run are taken between two statuses in which all workers train."""
+"""A simulated run's rate is measured between two statuses in which all workers train."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The uneven bench: what it starts, in which order, and that it draws when all is done."""
+"""The uneven bench starts its runs in the planned order and draws the picture at the end."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""The shards that are compared with and without a journal do the same work."""
+"""The journal bench compares shards with and without a journal on the same work."""
 
 from bench.systems.journal import JournaledShard, updates_of
 from thinwire.ops.types import ModelSpec, TensorSpec

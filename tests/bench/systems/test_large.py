@@ -1,4 +1,4 @@
-"""Large models end to end: what is read off a run from outside."""
+"""The bench of large models reads memory and progress of a run from outside its processes."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_every_line_of_the_table_is_found(method):
     rows = {row.what: row.value for row in large.measure(large.MODELS["decoder-tiny"], method, 4.0)}
     assert {"PS killed: until an exchange is done", "worker: most memory"} <= set(rows)
     assert not any("nan" in value for value in rows.values())
-    if method == "dgs":  # its journal
+    if method == "dgs":  # dgs keeps a journal
         assert rows["PS killed: acknowledged updates lost"] == "0"
 
 

@@ -1,4 +1,4 @@
-"""Many light devices on one PS: their sessions are real, and the knee follows from the table."""
+"""The bench of many light devices opens real sessions; the knee is computed from its table."""
 
 import dataclasses
 

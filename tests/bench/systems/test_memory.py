@@ -1,11 +1,11 @@
-"""A PS in a process of its own holds no more than its bound, from the offer to the last update."""
+"""The memory of a PS process stays below its bound from the offer to the last update."""
 
 import pytest
 
 from bench.systems import memory
 from bench.systems.memory import CASES
 
-#: What gRPC's threads hold of the messages under way, and the modules that a model needs.
+#: Memory of gRPC's threads for messages under way, and of the modules that a model needs.
 SLACK_BYTES = 96 << 20
 
 

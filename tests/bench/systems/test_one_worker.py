@@ -1,4 +1,4 @@
-"""The script that is measured runs, shared and alone."""
+"""The measured script runs alone and as a distributed run."""
 
 import re
 

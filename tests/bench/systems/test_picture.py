@@ -1,4 +1,4 @@
-"""The README's picture shows what EXPERIMENTS.md says."""
+"""The README's picture shows the values of EXPERIMENTS.md."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The picture of speed-ups: what it is drawn from, and what simulated devices take."""
+"""The picture of speed-ups: its input data and the time that simulated devices take."""
 
 import re
 
@@ -62,7 +62,7 @@ def test_devices_wait_for_what_is_slow(tmp_path, monkeypatch):
     assert speed("asgd", 1, wide, free) == pytest.approx(
         step / (step + 8 * bytes_of_all / 10e9), rel=0.1
     )
-    assert speed("asgd", 4, wide, dear) == pytest.approx(1.0, rel=0.05)  # what the PS can take
+    assert speed("asgd", 4, wide, dear) == pytest.approx(1.0, rel=0.05)  # the PS's capacity
     thin = speed("asgd", 1, PANELS[0], free)
     assert thin == pytest.approx(step / (8 * bytes_of_all / 10e6), rel=0.1)
     assert speed("dgs", 1, PANELS[0], free) > 20 * thin

@@ -1,4 +1,4 @@
-"""What strangers of the bench open is a stream, and what it measures is a run's."""
+"""The bench of strangers opens real streams and measures a real run."""
 
 import socket
 
@@ -12,7 +12,7 @@ SETTINGS, HEADERS = 4, 1
 
 
 def frames_of(connection):
-    """Yield (type, payload) of what a server sends."""
+    """Yield (type, payload) of each frame that a server sends."""
     with connection.makefile("rb") as stream:
         while head := stream.read(9):
             yield head[3], stream.read(int.from_bytes(head[:3], "big"))

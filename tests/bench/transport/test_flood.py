@@ -1,4 +1,4 @@
-"""What a flood is made of, and that it arrives."""
+"""A flood has the planned frames and arrives completely."""
 
 import numpy as np
 import pytest

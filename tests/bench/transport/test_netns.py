@@ -1,4 +1,4 @@
-"""The traffic of the bench over kernel queues; the queues themselves need root."""
+"""The bench's traffic over kernel queues; the queues themselves need root."""
 
 import socket
 import subprocess

@@ -1,4 +1,4 @@
-"""Random parts of images: the size a header says, and boxes that are within the rule."""
+"""Random crops of images: sizes from the header, and boxes within the specified bounds."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def test_areas_ratios_and_places_are_even() -> None:
     boxes = np.array([random_box(400, 400, row.tolist()) for row in draws])
     areas = boxes[:, 2] * boxes[:, 3] / 160_000
     assert areas.min() == pytest.approx(0.08, abs=0.005) and areas.max() > 0.97
-    # Uniform from 0.08 to 1, but for the largest, which fit less often.
+    # Uniform from 0.08 to 1, except for the largest, which fit less often.
     assert np.mean(areas) == pytest.approx(0.51, abs=0.03)
     ratios = np.log(boxes[:, 3] / boxes[:, 2])
     assert np.abs(ratios).max() <= np.log(4 / 3) + 0.02

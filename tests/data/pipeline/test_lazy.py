@@ -1,4 +1,4 @@
-"""Augmented images: the formula, and that a place in the data always gives the same pixels."""
+"""Augmented images follow the formula; one position always gives the same pixels."""
 
 import types
 
@@ -94,7 +94,7 @@ def test_every_batch_of_a_shard_is_augmented_anew_and_goes_with_its_labels() -> 
 @settings(max_examples=8, deadline=None)
 @given(before=st.integers(0, 9), after=st.integers(1, 15))
 def test_a_restored_place_gives_the_same_pixels(before: int, after: int) -> None:
-    """Also with another batch size: an example's crop is its own."""
+    """The pixels are equal also with another batch size: each example has its own crop."""
     going = shard()
     draw(going, before)
     again = shard(batch_size=after)

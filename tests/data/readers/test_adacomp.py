@@ -1,4 +1,4 @@
-"""AdaComp's 1,200-file layout: both kinds of files, who owns which, and the tool."""
+"""AdaComp's layout of 1,200 files: file kinds, owners of files, and the tool."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""IDX files: round trip, and each kind of damage refused with the file's name."""
+"""IDX files survive a round trip; each kind of damage is rejected with the file's name."""
 
 import gzip
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""ImageNet in both layouts: what is read, in which order, by whom, again after a restart."""
+"""ImageNet in both layouts: contents, order, split over workers, and restarts."""
 
 import shutil
 import types
@@ -139,7 +139,7 @@ def test_resumes_bit_for_bit_in_mid_epoch(places: dict[str, Path], layout: str) 
     state = going.cursor.state()
     expected = draw(going, 4)
     again = take(places[layout])
-    draw(again, 1)  # what it has decoded ahead is of no use after the jump
+    draw(again, 1)  # the images decoded ahead are useless after the jump
     again.cursor.restore(state)
     for one, other in zip(draw(again, 4), expected, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -150,7 +150,7 @@ def test_resumes_bit_for_bit_in_mid_epoch(places: dict[str, Path], layout: str) 
 def test_decoding_goes_ahead_of_the_training(
     places: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other batches than the one asked for are read too, and each once."""
+    """The reader reads ahead of the requested batch, and reads each batch once."""
     read, enough = [], __import__("threading").Event()
     whole = imagenet.ImageFolders.read
 

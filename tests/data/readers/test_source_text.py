@@ -1,4 +1,4 @@
-"""Text of files: the same sequences everywhere, test text that no training sees."""
+"""Text files give the same sequences on every worker, and test text is never trained on."""
 
 import logging
 from pathlib import Path
@@ -15,7 +15,7 @@ from thinwire.ops.types import ConfigurationError
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Twenty files of different bytes, one of them in a folder, and what is not text."""
+    """Twenty files of different bytes, one of them in a folder, and a file that is not text."""
     for number in range(19):
         (tmp_path / f"text{number:02}.py").write_bytes(bytes([number]) * (3 * CONTEXT + 5))
     (tmp_path / "zz").mkdir()

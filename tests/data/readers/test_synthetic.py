@@ -1,4 +1,4 @@
-"""The strength of the noise of generated images, which decides how hard a task is."""
+"""The noise strength of generated images sets how hard the task is."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def test_images_without_a_label_are_noise_of_40_grey_levels():
 
 
 def test_images_of_one_class_differ_by_noise_of_80_grey_levels():
-    """A pixel whose pattern is near the middle is hardly ever cut off at 0 or 255."""
+    """A pixel with a medium pattern value is hardly ever cut off at 0 or 255."""
     images, labels = generate("test", 8, 1, 2, seed=3, num_examples=2000)
     pixels = images[labels == 0].reshape(1000, -1)
     middle = pixels[:, abs(pixels.mean(0) - 128).argmin()]

@@ -1,4 +1,4 @@
-"""The index of TFRecord files: what TensorFlow writes is found, what is damaged is refused."""
+"""The index of TFRecord files finds TensorFlow's records and rejects damaged records."""
 
 import struct
 from pathlib import Path
@@ -120,7 +120,7 @@ WITHOUT_LABEL = tf.train.Example(
 
 
 def header(length: int) -> bytes:
-    """What announces so many bytes, with the right checksum."""
+    """Return a record header that announces this many bytes, with a valid checksum."""
     announced = struct.pack("<Q", length)
     return announced + struct.pack("<I", masked_crc32c(announced))
 

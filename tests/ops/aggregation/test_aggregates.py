@@ -1,4 +1,4 @@
-"""Rules of release: median and trimmed mean against plain numpy, and where they are refused."""
+"""Robust aggregates: median and trimmed mean equal plain numpy; incompatible settings fail."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""How large an update may be: limits, the running median, norms of every size."""
+"""The outlier guard: its limits, the running median, and norms of every size."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Chunked top-k, error feedback that decays, values of few bits: reference, conservation, sign."""
+"""Chunked top-k with decayed error feedback and few-bit values equals a numpy reference."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def updates(number):
 
 
 def dense_of(packet):
-    """What a packet decodes to: an array for each tensor."""
+    """Decode a packet to one array for each tensor."""
     found = [np.zeros(tensor.size, np.float32) for tensor in SPEC.tensors]
     for block in packet.blocks:
         where, values = decoded(block)
@@ -65,7 +65,7 @@ def test_float32_values_are_the_largest_of_each_chunk(chunk, k):
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("decay", [1.0, 0.95])
 def test_error_feedback_is_the_equation_bit_for_bit(dtype, decay):
-    """e <- b e + D;  q = what is decoded;  e <- e - q, in float32."""
+    """e <- b e + D;  q = decoded packet;  e <- e - q, in float32."""
     codec = build(chunk=64, chunk_k=5, value_dtype=dtype, error_feedback=True, error_decay=decay)
     plain = build(chunk=64, chunk_k=5, value_dtype=dtype)
     state = codec.init(SPEC, BODIES)
@@ -92,7 +92,7 @@ def test_error_feedback_is_the_equation_bit_for_bit(dtype, decay):
     lost=st.sets(st.integers(0, 9)),
 )
 def test_nothing_is_lost_but_what_decays(dtype, decay, chunk, kept, lost):
-    """Delivered + residual = sum of the updates, each part decayed as often as steps have gone by.
+    """Delivered + residual = sum of the updates, each update decayed once per step since.
 
     A push that does not arrive goes back into the residual.
     """

@@ -1,4 +1,4 @@
-"""Codecs: what is sent, what is refused, and that nothing else changes."""
+"""Codecs send and reject the right values and change nothing else."""
 
 import dataclasses
 import math

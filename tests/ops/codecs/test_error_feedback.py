@@ -1,4 +1,4 @@
-"""Residuals and momenta against the equations of their papers, in ten lines of numpy each."""
+"""Residuals and momenta equal the papers' equations, written as ten lines of numpy each."""
 
 import numpy as np
 import pytest
@@ -102,7 +102,7 @@ def test_what_is_sent_is_what_came_in(dtype, momentum):
     sent, state = drive(codec, 60)
     given = -0.1 * np.array([flat(number) for number in range(1, 61)])
     kept = np.concatenate(state["inner"]["residual"])
-    # What is left is what came in, less what of each sending has left for good.
+    # The residual is the sum of the inputs minus the sum of the applied updates.
     np.testing.assert_allclose(kept, given.sum(0) - (1 - momentum) * sent.sum(0), atol=2e-5)
     if dtype != "float32":
         return

@@ -1,4 +1,4 @@
-"""Residuals and momenta at the edges: zeros, ties, NaN, refused pushes, changed rates, factors."""
+"""Edge cases of residuals and momenta: zeros, ties, NaN, rejected pushes, changed rates."""
 
 import dataclasses
 import math
@@ -105,7 +105,7 @@ def codec_residual(state):
 
 
 def test_a_change_of_the_rate():
-    """What dgs and gd hold back holds the rates of its steps; dgc's backlog gets the new rate."""
+    """The residual of dgs and gd contains its steps' rates; dgc's residual gets the new rate."""
     for name, old in (("gd", 0.1), ("dgs", 0.1), ("dgc", 0.01)):
         momenta = {"dgc_momentum": 0.0} if name == "dgc" else {}
         codec = build(name, **momenta)

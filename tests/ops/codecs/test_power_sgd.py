@@ -1,4 +1,4 @@
-"""PowerSGD against its algorithm in ten lines of numpy, at its limits, and what it costs."""
+"""PowerSGD equals its algorithm in ten lines of numpy; its limits and its cost."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def flat(packet, spec=SPEC):
 
 
 def one(matrix, right=None, number=1, rank=2, **choices):
-    """What becomes of one matrix without error feedback: (block or None, what it decodes to)."""
+    """Encode one matrix without error feedback: return (block or None, decoded matrix)."""
     spec = ModelSpec((TensorSpec("m", matrix.shape),))
     codec = PowerSgd(rank, **choices)
     state = codec.init(spec, BODIES)
@@ -110,7 +110,7 @@ def test_the_warm_start_leads_to_the_best_approximation():
 
 @pytest.mark.parametrize("dtype", VALUE_DTYPES)
 def test_nothing_is_lost(dtype):
-    """What was sent and what is left over are what went in; what did not arrive comes back."""
+    """Sent values plus residual equal the inputs; an update that did not arrive is sent later."""
     codec = build_codec("powersgd", CodecChoices(value_dtype=dtype))
     state = codec.init(SPEC, BODIES)
     total = [np.zeros(tensor.size) for tensor in SPEC.tensors]
@@ -135,7 +135,7 @@ def test_zeros_send_nothing_and_leave_a_start():
 
 
 def test_a_start_without_the_direction_is_left():
-    """The first columns of P are those of the first rows then, and these are zero as well."""
+    """The first columns of P then belong to the first rows, which are zero as well."""
     matrix = np.zeros((20, 10), np.float32)
     matrix[-1, 0] = 1
     block, _, right = one(matrix, np.eye(10, dtype=np.float32)[:, 5:7])

@@ -1,4 +1,4 @@
-"""Choices about codecs: what is built of them, what is refused."""
+"""The codec registry: codecs built from flags, and rejected flags."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Every wrapper around every codec, and around every other wrapper."""
+"""Every codec wrapper works around every codec and around every other wrapper."""
 
 import copy
 import functools
@@ -127,7 +127,7 @@ def test_dense_below_is_the_same_outside_and_inside(base, around):
     small = [slot for slot, tensor in enumerate(SPEC.tensors) if tensor.size < SMALL]
     assert len(small) == 3
     for slot in small:
-        # Of int8 some codes are 0.
+        # With int8 some codes are 0.
         assert (one[:, starts[slot] : starts[slot + 1]] != 0).mean() > 0.9
 
 

@@ -1,4 +1,4 @@
-"""The kernels in their most obvious form."""
+"""Reference kernels in the simplest possible form."""
 
 import numpy as np
 

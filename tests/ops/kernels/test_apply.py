@@ -1,4 +1,4 @@
-"""Applying equals the scalar loop bit for bit; sigma equals counting in sets."""
+"""The apply kernel equals the scalar loop bit for bit; sigma equals counting in sets."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def test_vectors_of_the_specification(bodies):
     scratch = np.zeros(4, np.uint16)
     history = []
     for (version, indices), sigma, rates in zip(ARRIVALS, SIGMAS, RATES, strict=True):
-        window = history[version:]  # for d = 0 this is empty: no damping at all
+        window = history[version:]  # for d = 0 this is empty: there is no damping
         got = bodies.hits(window, np.array(indices), scratch)
         np.testing.assert_array_equal(got, sigma)
         np.testing.assert_allclose(np.float32(0.1) * bodies.damp(got), rates, rtol=1e-6)

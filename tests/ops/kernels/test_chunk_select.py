@@ -1,4 +1,4 @@
-"""Selection of each chunk's largest equals sorting it, whatever the sizes, ties and zeros."""
+"""Selecting the largest entries of each chunk equals sorting, for all sizes, ties and zeros."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Delay compensation equals the formula entry by entry, in both bodies."""
+"""Delay compensation equals the formula entry by entry, in both kernels."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Contributions and levels: the formulas block by block, in both bodies."""
+"""Contributions and levels equal the formulas block by block, in both kernels."""
 
 import itertools
 

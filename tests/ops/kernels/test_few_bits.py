@@ -1,4 +1,4 @@
-"""Values of few bits: what codes stand for, how near they are, and that both bodies agree."""
+"""Few-bit values: the decoded values, the rounding error, and equality of both kernels."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from thinwire.ops.kernels import few_bits, load_kernels
 from thinwire.ops.types import FEW_BITS, ChunkedValues
 
 LARGEST = np.finfo(np.float32).max
-#: 8 bits of a mantissa: how far a rounded scale may be from what it is of.
+#: 8 bits of a mantissa: the relative error of a rounded scale.
 ROUNDED = 2.0**-8
 any_values = arrays_of.arrays(
     np.float32,

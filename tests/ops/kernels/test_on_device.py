@@ -1,4 +1,4 @@
-"""Codecs whose state lives on a device send what numpy's send, and copy no more than that.
+"""Codecs with state on a device send the same values as numpy and copy only these values.
 
 The device is the processor, with soft placement off.
 """
@@ -35,7 +35,7 @@ RATE, STEPS = 0.05, 6
 KEPT = 300 + 1 + 1 + 1
 NUMPY, DEVICE = load_kernels("numpy"), load_kernels("tf")
 
-#: What of the compositions copies no gradient to the host.
+#: Compositions that copy no gradient to the host.
 STAYING = {
     "topk": {},
     "topk carried": {"selection": "carried"},
@@ -50,10 +50,10 @@ STAYING = {
     "dgc nesterov": {"warmup_epochs": 0, "dgc_nesterov": True, "dgc_masking": False},
     "random_k": {"error_feedback": True},
 }
-#: What sends everything.
+#: Compositions that send all values.
 COPYING = {"dense": {"error_feedback": True, "value_dtype": "int8"}}
 BOTH = STAYING | COPYING
-#: What sends factors, whose sums are of another order than numpy's.
+#: Compositions that send factors; their sums have another order than numpy's sums.
 FACTORED = {"powersgd": {}, "powersgd rounded": {"value_dtype": "bfloat16", "powersgd_rank": 3}}
 
 
@@ -74,7 +74,7 @@ def context(number, bodies):
 
 
 def drive(codec, bodies, wrap, steps=STEPS):
-    """What each step sends, one of them in vain, and the state at the end."""
+    """Return the packets of each step (one push fails) and the final state."""
     state, sent = codec.init(SPEC, bodies), []
     for number in range(1, steps + 1):
         tensors = [wrap(tensor) for tensor in gradients(number)]

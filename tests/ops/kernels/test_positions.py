@@ -1,4 +1,4 @@
-"""Sets of ascending positions."""
+"""Operations on sets of ascending positions."""
 
 import numpy as np
 from hypothesis import given

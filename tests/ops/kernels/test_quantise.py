@@ -1,4 +1,4 @@
-"""Coded values stay finite and near; both bodies give the same codes."""
+"""Quantized values stay finite and near the originals; both kernels give the same codes."""
 
 import subprocess
 import sys

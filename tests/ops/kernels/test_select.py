@@ -1,4 +1,4 @@
-"""Selection equals sorting, whatever the sizes, ties, zeros and magnitudes."""
+"""Selection equals sorting, for all sizes, ties, zeros and magnitudes."""
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def test_sizes_around_the_pieces(bodies, size):
 def test_a_misleading_sample_is_noticed(bodies):
     size, k = 100_000, 1000
     x = np.full(size, 1e-3, np.float32)
-    x[:: max(1, k // 200) | 1] = 9.0  # just what is sampled
+    x[:: max(1, k // 200) | 1] = 9.0  # just the sampled entries
     x[:: max(1, k // 200)] = 9.0
     check(bodies, x, 50_000 - 1)
     x = np.random.default_rng(0).standard_normal(size, np.float32)

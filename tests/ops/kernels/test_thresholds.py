@@ -1,4 +1,4 @@
-"""Selection by threshold: close to k, always the largest, never zeros."""
+"""Selection by threshold gives about k entries, always the largest, never zeros."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def is_the_largest(x, indices, values):
 
 @pytest.mark.parametrize("draw", ["standard_normal", "standard_exponential"])
 def test_a_carried_threshold_keeps_to_k(draw):
-    """Of a residual with error feedback, as in training: about k, on average a little more."""
+    """For a residual with error feedback, as in training: about k, on average a little more."""
     rng = np.random.default_rng(0)
     residual, threshold, counts = np.zeros(SIZE, np.float32), 0.0, []
     for _ in range(60):

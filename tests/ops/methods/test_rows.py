@@ -1,4 +1,4 @@
-"""What a row of METHODS has beside its policies: hyper-parameters, which flags overrule."""
+"""Rows of METHODS: their hyperparameters, and the flags that override the row."""
 
 import pytest
 

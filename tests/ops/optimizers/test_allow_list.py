@@ -1,4 +1,4 @@
-"""What a PS builds of an offer is what Keras has, argument by argument, and nothing else."""
+"""A PS builds the offered optimizer exactly as Keras does, and builds nothing else."""
 
 import inspect
 
@@ -16,7 +16,7 @@ from thinwire.ops.optimizers.described import (
 )
 from thinwire.ops.types import ConfigurationError
 
-#: Arguments that are not sent: names, and what is evaluated on the worker.
+#: Arguments that are not sent: names, and arguments that the worker evaluates.
 LEFT_OUT = {"self", "name", "kwargs", "learning_rate", "exclude_layers", "exclude_embeddings"}
 #: Classes that are no optimizer by themselves.
 WRAPPERS = {"LossScaleOptimizer", "MultiOptimizer", "OptimizerMap", "Optimizer"}

@@ -1,4 +1,4 @@
-"""Local steps: plain SGD, momentum and Adam against numpy, and what an exchange does to slots."""
+"""Local steps of SGD, momentum and Adam equal numpy; an exchange resets slots correctly."""
 
 import contextlib
 import dataclasses
@@ -137,7 +137,7 @@ def test_what_is_averaged_is_the_step_count_and_the_slots(name):
 
     other = begin(policy, numbers(0))
     mean = packed / 2
-    mean[0] = 1.75  # of workers that took different numbers of steps
+    mean[0] = 1.75  # workers with different numbers of steps
     other = policy.unpack(mean, other)
     mean[0] = 2
     np.testing.assert_array_equal(policy.pack(other), mean)
@@ -156,7 +156,7 @@ BUILT = [name for name, policy in LOCAL_OPTIMIZERS.items() if policy is LocalUpd
 SHAPES = ModelSpec((TensorSpec("kernel", (2, 3)), TensorSpec("bias", (1,))))
 
 
-#: One for each way to begin a slot: zeros, a value of its own, factors, ones, a product.
+#: One optimizer for each initial slot value: zeros, a constant, factors, ones, a product.
 BEGINNINGS = ["adam", "adagrad", "adafactor", "nadam", "ftrl"]
 #: One for each way to keep slots; the rest is for `make product`.
 KEPT = [*BEGINNINGS, "muon", "lion"]

@@ -1,4 +1,4 @@
-"""Momentum in numpy against Keras's SGD, run operation by operation."""
+"""Momentum SGD in numpy equals Keras's SGD operation by operation."""
 
 import keras
 import numpy as np
@@ -92,7 +92,7 @@ def test_who_steps_with_what():
 
 
 def test_sparse_steps_count_as_dense_ones_do():
-    """A script that takes its optimizer back goes on with its schedule from that count."""
+    """A script that takes its optimizer back continues its schedule from that step count."""
     theta = start(8)
     ball = MomentumSGD(0.9, theta)
     ball.step(theta, Update(np.array([3]), np.ones(1, np.float32)), 0.1, negate=False)

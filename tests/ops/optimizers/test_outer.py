@@ -1,4 +1,4 @@
-"""Server optimizers of changes of weights: vectors, ten lines of numpy, equalities, restarts."""
+"""Outer optimizers on the PS: vectors, ten-line numpy references, equalities, restarts."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from thinwire.ps.core.model import ShardModel
 
 KERNELS = load_kernels("numpy")
 BASE = [1.0, -2.0, 0.5, 3.0]
-#: D of two workers in three rounds: what they send is the opposite.
+#: Changes D of two workers in three rounds; the workers send the negated values.
 ROUNDS = [
     ([0.1, -0.2, 0.05, 0], [0.3, 0, -0.05, 0.4]),
     ([0.2, 0.1, 0, -0.1], [0, 0.1, 0.1, 0.3]),
@@ -302,7 +302,7 @@ def test_without_local_steps_there_is_no_optimizer_of_keras_for_it():
 
 @pytest.mark.parametrize("name", ["sgd", *outer.OUTER_OPTIMIZERS])
 def test_each_rate_has_its_own_schedule(name):
-    """The PS steps by the outer one; what it replies to workers follows the inner one."""
+    """The PS steps by the outer optimizer; its replies to workers follow the inner optimizer."""
     chosen = composed(
         overrides={"server_optimizer": name},
         global_lr=0.5,
@@ -315,7 +315,7 @@ def test_each_rate_has_its_own_schedule(name):
     constant = shard_of(composed(overrides={"server_optimizer": name}, global_lr=0.5))
     for each in (shard, constant):
         played(chosen, rounds=ROUNDS[:2], shard=each)
-    np.testing.assert_array_equal(shard.theta, constant.theta)  # whatever the inner rate is
+    np.testing.assert_array_equal(shard.theta, constant.theta)  # for any inner rate
     assert shard.learning_rate == 0.15
     before = shard.theta.copy()
     played(chosen, rounds=ROUNDS[2:], shard=shard)
@@ -385,7 +385,7 @@ def test_shards_make_no_difference(server):
 @pytest.mark.parametrize("aggregate", ["median", "trimmed_mean"])
 @pytest.mark.parametrize("name", ["diloco", "fedopt", "fedavg", "fedprox"])
 def test_robust_aggregates_go_with_every_row(name, aggregate):
-    """Updates come as they are: a faulty worker that claims many examples must not count more."""
+    """Updates are not weighted: a faulty worker that claims many examples must not count more."""
     chosen = method(name, 3, aggregate=aggregate, local_steps=3, local_optimizer="sgd")
     assert chosen.choices["weighting"] == "none"
     assert np.isfinite(MiniRun(chosen, iter_max=6, rate=0.05).run().theta).all()

@@ -1,7 +1,7 @@
-"""A schedule is accepted by what it gives, not by its constants alone; a rate that slips is no end.
+"""Learning rate schedules are checked by their values, and an invalid rate does not end a run.
 
-Hypothesis draws every constant of every schedule and optimizer of the allow-list, extremes
-included: an offer is refused in words, or a shard can make its status at any step.
+Hypothesis draws every constant of every schedule and optimizer of the allow-list, with extreme
+values: either the offer is rejected in words, or a shard can make its status at any step.
 """
 
 import json
@@ -39,7 +39,7 @@ HOSTILE = {
     "polynomial": ("PolynomialDecay", {"decay_steps": 1000, "power": -1.5}),
     "polynomial_cycle": ("PolynomialDecay", {"decay_steps": 5, "power": -2, "cycle": True}),
 }
-#: Those of HOSTILE whose arguments do no harm.
+#: Schedules of HOSTILE with harmless arguments.
 HARMLESS = {"zero_to_nothing"}
 
 

@@ -1,4 +1,4 @@
-"""Learning rate by the share of the budget."""
+"""The learning rate as a function of the spent share of the budget."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The optimizers of scripts on the PS, without a run: counts, rates, slots, rules about paths."""
+"""Scripts' optimizers on the PS, without a run: counts, rates, slots, rules about paths."""
 
 import copy
 
@@ -61,7 +61,7 @@ def test_after_a_restore_steps_are_those_of_the_saved_optimizer(fewest, monkeypa
 
 
 def stepped(name, fewest, monkeypatch):
-    """Return weights after two steps, and whether XLA compiles them from so many entries on."""
+    """Return the weights after two steps; XLA compiles variables of at least this many entries."""
     monkeypatch.setattr(variables, "FEWEST_FOR_XLA", fewest)
     theta, optimizer = (
         numbers(),
@@ -154,7 +154,7 @@ def test_a_variable_without_a_gradient_is_neither_stepped_nor_decayed():
 
 
 def test_a_step_counts_where_no_variable_has_a_gradient():
-    """Shards count the same steps, whatever they hold."""
+    """All shards count the same steps, for any slices of the model."""
     optimizer = adam(numbers(), VariableRules(unused=("w", "b")))
     optimizer.step(numbers(), Update(None, numbers(1)), 0.1, negate=False)
     assert int(optimizer.optimizer.iterations.numpy()) == 1

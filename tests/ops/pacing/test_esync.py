@@ -1,4 +1,4 @@
-"""ESync's state server on a fake clock: the golden local steps, and its edge cases."""
+"""ESync's state server on a fake clock: the golden numbers of local steps, and edge cases."""
 
 import heapq
 
@@ -180,7 +180,7 @@ def test_nobody_waits_for_ever_for_one_that_does_not_begin():
 
 
 def steps_until_ready(rule, state, most=1000):
-    """Return how many steps of 0.5 s worker 1 takes in a round with worker 2."""
+    """Return the number of steps of 0.5 s of worker 1 in a round with worker 2."""
     for steps in range(1, most):
         state = rule.record(PaceReport(1, steps, 0.5, 0.5 * steps), state)
         ready, state = rule.answer(1, (1, 2), 0.5 * steps, state)
@@ -204,7 +204,7 @@ def test_the_long_wait_is_once_while_the_slowest_begins_only_after_the_others_pu
     assert waits == [101, 3, 3]  # then more than one step of the slowest
     state = rule.released((1, 2), state)
     state = rule.record(PaceReport(2, 0, 1.0, 0.0), state)
-    assert steps_until_ready(rule, state) == 1  # it is in its round, and about to end it
+    assert steps_until_ready(rule, state) == 1  # worker 1 is about to end its round
     state = rule.released((1, 2), state)
     assert steps_until_ready(rule, state) == 101
 
@@ -217,13 +217,13 @@ def test_nor_for_one_that_never_reports():
         state = rule.record(PaceReport(1, steps, 0.5, 0.5 * steps), state)
         ready, state = rule.answer(1, (1, 2), 0.5 * steps, state)
         told.append(ready)
-    assert told.index(True) == 80  # the 81st step ends beyond 30 s and 20 of its own steps
+    assert told.index(True) == 80  # the 81st step ends after 30 s and after 20 of its steps
     assert all(told[80:])
 
 
 @pytest.mark.parametrize("others", [(), (2,), (2, 3)])
 def test_who_no_round_waits_for_yet_trains_on(others):
-    """A shard that came back has not begun, or its group's round goes on without the newcomer."""
+    """A restarted shard has no rounds yet, or its group's round continues without the newcomer."""
     rule = Esync()
     state = rule.record(PaceReport(1, 7, 0.1, 0.0), rule.init())
     for other in others:

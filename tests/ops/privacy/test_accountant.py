@@ -1,4 +1,4 @@
-"""Epsilon is the library's, and what a run reports of it."""
+"""Epsilon equals the reference library's value, and is reported by a run."""
 
 import importlib.util
 import math
@@ -24,7 +24,7 @@ def test_epsilon_is_that_of_the_library(noise, rounds, delta):
 
 @pytest.mark.parametrize(("noise", "rounds"), [(0.5, 10), (1.0, 1), (2.0, 50), (8.0, 1000)])
 def test_epsilon_is_at_least_the_exact_one_and_near_it(noise, rounds):
-    """So many Gaussian releases are one with noise / sqrt(rounds), whose epsilon is known."""
+    """This many Gaussian releases equal one with noise / sqrt(rounds), with a known epsilon."""
     exact = get_epsilon_gaussian(noise / math.sqrt(rounds), 1e-5)
     assert exact <= epsilon(noise, rounds, 1e-5) <= 1.12 * exact
 

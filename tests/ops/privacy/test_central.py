@@ -1,4 +1,4 @@
-"""Noise on the PS: how much, where, from which secret; what does not go with it."""
+"""Noise added by the PS: its size, its place, its secret seed, and incompatible flags."""
 
 import dataclasses
 
@@ -65,7 +65,7 @@ def test_every_shard_and_run_has_a_secret_of_its_own():
 
 
 def test_what_single_workers_sent_is_not_relayed(monkeypatch):
-    monkeypatch.setattr(relay, "_DESCRIPTION_BYTES", 0)  # so small a model's are more than all else
+    monkeypatch.setattr(relay, "_DESCRIPTION_BYTES", 0)  # the model is small
     settings = {"local_steps": 2, "local_optimizer": "sgd", "chunk": 8, "chunk_k": 1}
     plain = MiniRun(method("sparseloco", 3, **settings), iter_max=20).run()
     private = method("sparseloco", 3, dp_clip=0.5, dp_noise=1.0, **settings)

@@ -1,4 +1,4 @@
-"""Whatever a worker's round is, what leaves has at most the norm, and moves a mean by clip / n."""
+"""A worker's contribution has at most the clip norm, and moves a mean by at most clip / n."""
 
 import dataclasses
 import math
@@ -87,7 +87,7 @@ def test_one_worker_moves_the_mean_by_at_most_the_clip_over_n(name, rounds, clip
 
 
 def test_error_feedback_alone_would_exceed_the_clip():
-    """What earlier rounds have kept back makes one round larger than its own change."""
+    """Residuals of earlier rounds make one round's update larger than the round's change."""
     chosen = private(**CODECS["feedback"])
     unbounded = dataclasses.replace(chosen, codec=chosen.codec.inner)
     bounded, plain = packer(chosen), packer(unbounded)

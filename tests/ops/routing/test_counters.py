@@ -1,4 +1,4 @@
-"""Counters of datagrams: they add up, travel, and say what an assembler has seen."""
+"""Counters of datagrams add up, survive the wire, and match the assembler's events."""
 
 import dataclasses
 import json
@@ -62,7 +62,7 @@ def test_counters_of_two_steps_of_which_one_loses_some():
 
 
 def test_counters_of_late_ones():
-    """What is late counts once, wherever it ends; only what is kept is used."""
+    """A late datagram counts once, at any stage; only retained datagrams are used."""
     sealer, assembler = new_pair(SIZES)
     steps = [make_step(sealer, number, SIZES) for number in (1, 2, 3)]
     steps[0].finish(assembler)

@@ -1,4 +1,4 @@
-"""The datagram's bytes, and how values are cut into datagrams."""
+"""The datagram's byte format, and how values are cut into datagrams."""
 
 import struct
 from hashlib import blake2b
@@ -150,7 +150,7 @@ def parts(draw):
 
 
 def meaning(part):
-    """What the values [k] of a part stand for, one by one."""
+    """Decode the values [k] of a part, one by one."""
     positions = np.arange(part.size) if part.indices is None else part.indices
     scales, lows = part.scales[positions // ENTRIES], part.lows[positions // ENTRIES]
     if part.encoding in LEVEL_DTYPES:
@@ -195,10 +195,10 @@ def test_each_value_travels_once_and_comes_back(part, mtu):
 
 
 def _second_step(given_parts):
-    """Return the parts of different slots, what a second step makes of them, and its headers."""
+    """Return the parts of different slots, the parts of a second step, and its headers."""
     given_parts = sorted({part.slot: part for part in given_parts}.values(), key=lambda p: p.slot)
     maker = sealer()
-    maker.seal(1, given_parts)  # sequence numbers go on from here
+    maker.seal(1, given_parts)  # sequence numbers continue from this point
     sealed = maker.seal(2, given_parts)
     headers = [np.frombuffer(datagram, HEADER, 1)[0] for datagram in signed(sealed)]
     return given_parts, sealed, headers

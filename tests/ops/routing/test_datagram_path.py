@@ -1,4 +1,4 @@
-"""From a codec's packet through router, datagrams and assembler: the same comes out."""
+"""A codec's packet survives the path through router, datagrams and assembler."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ SPEC = ModelSpec(
 
 
 class Path:
-    """One worker's way to one shard."""
+    """One worker's path to one shard."""
 
     def __init__(self, policy, shard, layouts):
         self.policy, self.shard = policy, shard
@@ -33,7 +33,7 @@ class Path:
         self.assembler = Reassembler(SESSION, self.sizes, policy)
 
     def send(self, step, routed, arrives):
-        """Return what comes out, and what is lost."""
+        """Return the decoded values, and the lost parts."""
         sealed = self.sealer.seal(step, routed.unreliable)
         datagrams = signed(sealed)
         for number in np.random.default_rng(step).permutation(len(datagrams)):

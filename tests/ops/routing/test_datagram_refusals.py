@@ -1,4 +1,4 @@
-"""Whatever arrives: what is not right is dropped and counted, and changes nothing else."""
+"""Invalid datagrams are dropped and counted, and change nothing else."""
 
 from hashlib import blake2b
 

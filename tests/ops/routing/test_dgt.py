@@ -1,4 +1,4 @@
-"""DGT's sender: contributions, k, ranks and channels by hand, and what is never unreliable."""
+"""DGT's sender: contributions, k, ranks, channels and reliable parts, computed by hand."""
 
 import numpy as np
 import pytest
@@ -158,7 +158,7 @@ def test_each_tensor_by_itself_or_all_together():
     alone, _ = routed(Dgt(dgt_k=0.5, **SMALL), shard_of(20, 20, 1), blocks)
     assert channels_of(alone, 0, 5) == channels_of(alone, 1, 5) == [0, 0, 0, 1, 0]
     both, _ = routed(Dgt(dgt_k=0.5, dgt_scope="model", **SMALL), shard_of(20, 20, 1), blocks)
-    # 11 blocks, R = 6; of these 3 are ends, one of which R does not count: 4 for the ranks.
+    # 11 blocks, R = 6. 3 blocks are ends, and R does not count one end: 4 remain for the ranks.
     assert channels_of(both, 1, 5) == [0, 0, 0, 0, 0]
     assert channels_of(both, 0, 5) == [1, 1, 2, 3, 0]
     assert (both.num_blocks, both.num_reliable) == (11, 7)

@@ -1,4 +1,4 @@
-"""Cutting loses nothing: what all parts stand for, and what is kept, is what was given."""
+"""DGT's cutting loses nothing: all parts plus the residual equal the input."""
 
 import dataclasses
 

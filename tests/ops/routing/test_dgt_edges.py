@@ -1,4 +1,4 @@
-"""DGT's sender where a packet is not a full dense one, and where ranks are a control."""
+"""DGT's sender: sparse or partial packets, and random or fixed block order as a control."""
 
 import numpy as np
 import pytest
@@ -122,7 +122,7 @@ def test_what_is_counted_is_what_travels_at_each_k(clears, drops, k, heights, sc
     assert drops or not out.num_dropped
     reliable = {block.slot: block for block in out.reliable}
     num_sent = reliable[0].values.data.size + 4 * (parts[0].blocks.size if 0 in parts else 0)
-    is_zero = [not height for height in heights[:-1]]  # the end is sent whatever it holds
+    is_zero = [not height for height in heights[:-1]]  # the end is always sent
     has_none = [not np.any((at // 4) == number) for number in range(len(heights) - 1)]
     is_left_out = [none or (zero and clears) for none, zero in zip(has_none, is_zero, strict=True)]
     num_skipped_dense = sum(is_zero) if clears else 0

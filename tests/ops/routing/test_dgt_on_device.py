@@ -1,4 +1,4 @@
-"""DGT of gradients on a device cuts them as it does on the host, and fetches what it sends.
+"""DGT cuts gradients on a device as on the host, and copies only the sent values.
 
 The device is the processor, with soft placement off; contributions are summed by TensorFlow in
 both cases, since numpy's sums differ in their last bits.
@@ -48,9 +48,9 @@ def gradient(step):
 
 
 def plain(value):
-    """Data classes and arrays as what can be compared; all arrays must be numpy's."""
+    """Convert data classes and arrays to comparable values; all arrays must be numpy's."""
     assert not isinstance(value, DeviceArray)
-    if isinstance(value, UnreliableBlocks):  # whatever is beside its blocks is not sent
+    if isinstance(value, UnreliableBlocks):  # values outside its blocks are not sent
         return [value.slot, int(value.encoding), *map(plain, parts_of(value))]
     if dataclasses.is_dataclass(value):
         fields = {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
@@ -61,7 +61,7 @@ def plain(value):
 
 
 def driven(packer, wrap, steps=STEPS):
-    """What each step sends: datagrams lost at one, refused at one, lost and taken back at one."""
+    """Return the packets of steps with lost, rejected, and taken-back datagrams."""
     sent = []
     for step in range(1, steps + 1):
         packet = packer.encode(wrap(gradient(step)), step, 0.1, 0.0)
@@ -103,7 +103,7 @@ def test_what_is_owed_travels_with_pushes_of_nothing_and_of_other_optimizers(nam
                 sent.append(plain(packer.route(packet, 5, 1.0)))
                 packer.record_loss(0, [])
             made.append(sent)
-    assert made[0][0][0][1]["reliable"] or name != "lost"  # what is owed
+    assert made[0][0][0][1]["reliable"] or name != "lost"  # the residual
     assert made[:2] == made[2:]
 
 
@@ -114,7 +114,7 @@ def test_a_packet_of_a_codec_s_device_can_be_added_on_the_host():
     core.learning_rate = 1.0
     core.begin(gradient(1), 8, 1.0)
     weights = np.zeros(SPEC.num_parameters, np.float32)
-    core._add_sent(weights, 0)  # what is sent are changes: gd's rate is the workers'
+    core._add_sent(weights, 0)  # changes are sent: gd's rate is the workers' rate
     np.testing.assert_array_equal(weights, -gradient(1))
 
 

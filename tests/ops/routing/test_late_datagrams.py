@@ -1,4 +1,4 @@
-"""What comes after its step, or its tensor, was closed; end markers of tensors."""
+"""Datagrams that arrive after their step or tensor was closed; end markers of tensors."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ from thinwire.ops.types import Block, CodedValues, LowRankBlock
 
 
 def late_step(assembler, sealer, arrived, number, **others):
-    """Close a step of which only some datagrams come in time; return it with the result."""
+    """Close a step after only some datagrams arrived; return the step with the result."""
     step = make_step(sealer, number, SIZES, **others)
     step.deliver(assembler, arrived)
     return step, step.finish(assembler)

@@ -1,4 +1,4 @@
-"""Steps come out whole, or with zeros where datagrams are missing."""
+"""Steps are reassembled completely, with zeros in place of missing datagrams."""
 
 import numpy as np
 import pytest
@@ -230,7 +230,7 @@ def test_datagrams_after_the_deadline_are_late():
     sealer, assembler = new_pair(SIZES, dgt_wait_ms=100)
     step = make_step(sealer, 1, SIZES)
     step.finish(assembler, 5.0)
-    step.deliver(assembler, now=5.2)  # nobody has called close yet
+    step.deliver(assembler, now=5.2)  # close has not been called yet
     assembled = assembler.close(5.2)
     assert_values(assembled, with_zeros(step, []))
     assert assembled.arrived == 0

@@ -1,4 +1,4 @@
-"""Which steps an assembler takes in, and reliable parts that it refuses."""
+"""The steps that an assembler accepts, and the reliable parts that it rejects."""
 
 import math
 

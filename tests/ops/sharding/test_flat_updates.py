@@ -1,4 +1,4 @@
-"""Blocks that span slices hold what blocks of each slice hold, and say the same to everybody."""
+"""Blocks over several slices equal the blocks of each slice, for every receiver."""
 
 import numpy as np
 import pytest

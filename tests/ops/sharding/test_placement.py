@@ -1,4 +1,4 @@
-"""Placement by speed: every entry once, in order, and no cut is better than the one taken."""
+"""Placement by speed covers every entry once, in order, with the best possible cuts."""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""Placement and cutting: every entry on exactly one shard, and nothing changes on the way."""
+"""Placement and cutting put every entry on exactly one shard and change no value."""
 
 import itertools
 
@@ -85,7 +85,7 @@ def test_only_large_tensors_are_cut_and_the_shards_are_even(given_shapes, shards
         assert len(sizes) == (shards if spec.tensors[number].size > LIMIT else 1)
         assert max(sizes) - min(sizes) <= 1
     loads = [layout.size for layout in layouts]
-    # Largest first to the least loaded: nobody has more than one piece above another's load.
+    # Largest piece first to the least loaded shard: loads differ by at most one piece.
     assert max(loads) - min(loads) <= max(piece.size for piece in slices)
     assert place_tensors(spec, shards) == layouts
 
@@ -128,7 +128,7 @@ def packets(draw):
 
 
 def flat(spec, blocks, home):
-    """Where the blocks' values stand in the whole model; `home`: block -> (tensor, first entry)."""
+    """Positions of the blocks' values in the model; `home`: block -> (tensor, first entry)."""
     whole = np.full(spec.num_parameters, np.nan)
     for block in blocks:
         tensor, first = home(block)

@@ -1,4 +1,4 @@
-"""W_global: order, defaults, the compat.v1 collection, and what is refused."""
+"""W_global: order, defaults, the compat.v1 collection, and rejected patterns."""
 
 import subprocess
 import sys
@@ -49,7 +49,7 @@ def test_all_trainable_variables_by_default(model: keras.Model) -> None:
 
 
 def test_what_no_step_gives_to_the_optimizer_is_not_shared(model: keras.Model) -> None:
-    """Such as a copy of the network that a train_step averages by itself."""
+    """For example a copy of the network that a train_step averages."""
     stepped = model.get_layer("two").trainable_variables
     paths = [variable.path for variable in shared_variables(model, stepped)]
     assert paths == ["tiny/two/kernel", "tiny/two/bias"]

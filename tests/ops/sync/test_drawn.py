@@ -1,4 +1,4 @@
-"""Partial participation: rounds of workers that are drawn from a seed, or read from a file."""
+"""Partial participation: workers of each round are drawn by a seed or read from a file."""
 
 import collections
 import copy
@@ -17,7 +17,7 @@ from thinwire.runtime.run.draws_file import DrawsFile, read_draws
 
 
 def begun(policy, workers):
-    """Return a rule with these workers, and who may proceed."""
+    """Return a rule with these workers, and the workers that may proceed."""
     rule = policy.start()
     for worker in workers:
         rule.join(worker)
@@ -50,7 +50,7 @@ def test_draws_depend_on_the_seed_the_round_and_the_live_workers_alone():
     drawn = draw(1, 5, live, 0.2)
     absent = next(worker for worker in live if worker not in drawn)
     without = [worker for worker in live if worker != absent]
-    assert draw(1, 5, without, 0.21) == drawn  # who was not drawn makes no difference
+    assert draw(1, 5, without, 0.21) == drawn  # a worker that was not drawn has no effect
 
 
 def test_everybody_is_drawn_as_often():
@@ -98,7 +98,7 @@ def test_draws_of_a_file_are_repeated_and_then_drawn(tmp_path):
     submit(rule, 1)
     assert submit(rule, 3) == ([(1, 3)], [2, 4])
     submit(rule, 4)
-    _, free = submit(rule, 2)  # of the third line nobody is live
+    _, free = submit(rule, 2)  # no worker of the third line is live
     assert tuple(free) == draw(9, 2, [1, 2, 3, 4], 0.4)
 
 
@@ -152,13 +152,13 @@ def test_a_restart_keeps_the_draws_and_a_break_everything():
     for worker in range(1, 9):
         fresh.join(worker)
     assert fresh.advance(0.0).proceeding == list(free)
-    assert fresh.draws()[0].number > rule.draws()[-1].number  # what was announced is void
+    assert fresh.draws()[0].number > rule.draws()[-1].number  # the announcement is void
     assert submit(again, free[1]) == submit(rule, free[1])
 
 
 @given(st.integers(1, 9), st.floats(0.05, 1), st.integers(0, 2**32))
 def test_rounds_are_complete_and_go_on_whatever_dies_and_joins(workers, fraction, seed):
-    """Random delays, deaths and returns: nobody is drawn twice, nobody waits for ever."""
+    """Random delays, deaths and returns: no worker is drawn twice or waits for ever."""
     rng = random.Random(seed)
     rule = DrawnSync(workers, fraction, seed).start()
     ids, computing, rounds = range(1, workers + 1), set(), 0
@@ -197,7 +197,7 @@ def test_rounds_are_complete_and_go_on_whatever_dies_and_joins(workers, fraction
 
 @given(st.integers(2, 7), st.floats(0.1, 1), st.integers(0, 2**32))
 def test_a_shard_that_follows_releases_the_rounds_of_shard_0(workers, fraction, seed):
-    """Pushes and announcements arrive in any order; workers go on when both shards let them."""
+    """Pushes and announcements arrive in any order; workers continue if both shards let them."""
     rng = random.Random(seed)
     policy = DrawnSync(workers, fraction, seed)
     rules = [policy.start(), policy.without_bound().start()]
@@ -266,20 +266,20 @@ def test_a_worker_that_gave_up_its_push_does_not_hold_a_shard_that_follows():
     submit(leader, free[1])
     follower.submit(ArrivalToken(free[0], 1), 0.0)
     follower.withdraw(free[1], 1)
-    assert follower.advance(0.0).released == []  # it may still push
+    assert follower.advance(0.0).released == []  # the worker may still push
     follower.follow(leader.draws())
     (arrivals,) = follower.advance(0.0).released
     assert [each.worker for each in arrivals] == [free[0]]
 
 
 def test_a_push_of_a_draw_that_a_following_shard_missed_is_an_update_of_its_own():
-    """Its worker, drawn again, goes on at that shard too, for shard 0 waits for its next push."""
+    """Its worker, drawn again, continues at that shard too, for shard 0 waits for its next push."""
     policy = DrawnSync(1, 1.0)
     leader, _ = begun(policy, [1])
     follower, _ = begun(policy.without_bound(), [1])
     follower.follow(leader.draws())
     follower.advance(0.0)
-    submit(leader, 1)  # its push does not come to the follower before the worker leaves it
+    submit(leader, 1)  # the push does not reach the follower
     follower.leave(1)
     follower.join(1)
     follower.follow(leader.draws())
@@ -311,7 +311,7 @@ def test_settings_that_make_no_sense_are_refused_by_what_helps():
         made(fraction=0.5, aggregate="median")
     drawn = made(fraction=0.5, seed=3)
     assert not drawn.steps_together
-    assert describe(drawn.sync) == {"nb_workers": 4, "fraction": 0.5}  # what nodes agree on
+    assert describe(drawn.sync) == {"nb_workers": 4, "fraction": 0.5}  # values that all nodes share
     assert made(fraction=1.0).sync == made().sync
 
 
@@ -373,7 +373,7 @@ def test_a_following_shard_does_not_wait_for_what_it_has_released():
 
 
 def test_what_a_round_has_released_is_not_over_before_it():
-    """A shard that hears of round and release together would take each push for a late one."""
+    """A shard that receives round and release together would take each push for a late one."""
     policy = DrawnSync(2, 1.0)
     leader, _ = begun(policy, [1, 2])
     follower, _ = begun(policy.without_bound(), [1, 2])
@@ -390,7 +390,7 @@ def test_what_a_round_has_released_is_not_over_before_it():
 
 
 def test_what_was_given_up_is_past_after_a_restart():
-    """A shard that follows tells by it what was given up of the newest draw from what was before.
+    """A following shard separates abandoned pushes of the newest draw from those of earlier draws.
 
     Else it would not wait for the worker's next push in the round.
     """

@@ -1,4 +1,4 @@
-"""Groups and shares from speeds: k chosen, deterministic, nothing lost."""
+"""Groups and shares from speeds: the chosen k, determinism, no lost examples."""
 
 import itertools
 import math
@@ -127,7 +127,7 @@ def test_throughput_is_that_of_the_slowest_times_the_members():
         ("1,2|3,4", [4, 4, 1, 1], False),  # as proposed
         ("1,2|3,4", [4, 1, 1, 1], True),  # worker 2 holds worker 1 back
         ("1,2|3,4", [4.4, 4, 1, 1.1], False),
-        ("1|2,3,4", [1, 1, 1, 1], True),  # nobody need be stale
+        ("1|2,3,4", [1, 1, 1, 1], True),  # no worker needs to be stale
         ("1,2,3,4", [1, 1.05, 1, 1], False),
         ("1,2,3,4", [2, 2, 1, 1], True),
     ],

@@ -1,4 +1,4 @@
-"""The one rule of synchronisation: BSP, ASP, SSP, GSP as parameters of it."""
+"""The single synchronization rule: BSP, ASP, SSP and GSP are parameters of it."""
 
 import copy
 import random
@@ -22,7 +22,7 @@ def joined(policy: GroupSync, workers) -> GroupRounds:
 
 
 def submit(rule, worker):
-    """Submit a worker's next push; what is released, as workers, and who may proceed."""
+    """Submit a worker's next push; return released workers, and workers that may proceed."""
     rule.submit(ArrivalToken(worker, rule.clocks()[worker] + 1), 0.0)
     return advance(rule)
 
@@ -197,7 +197,7 @@ def test_groups_file_has_comments_and_blank_lines():
 
 
 class EveryWorkerLookedAt(GroupRounds):
-    """The same rule without counts: whatever is wanted is found by looking at all workers."""
+    """The same rule without counters: it looks at all workers for each result."""
 
     def leave(self, worker):
         self._submitted.pop(worker, None)
@@ -298,11 +298,11 @@ def test_after_a_change_of_groups_nobody_runs_further_ahead_of_who_computes():
     rule.pause()
     rule.regroup(((1, 2), (3,)))  # worker 2 computes its first iteration
     advance(rule)
-    assert submit(rule, 3) == ([(3,)], [])  # it has done three, and worker 2 none
+    assert submit(rule, 3) == ([(3,)], [])  # worker 1 has done three, and worker 2 none
 
 
 def test_a_change_of_groups_lets_those_go_on_that_the_bound_blocks_no_longer():
-    """Else the group would wait for a worker that waits for the group."""
+    """Otherwise the group would wait for a worker that waits for the group."""
     rule = joined(make_rule("ssp", 2, bound=2), [1, 2])
     for _ in range(3):
         submit(rule, 1)
@@ -344,7 +344,7 @@ def test_a_push_is_released_late_that_is_over_at_another_shard():
 
 
 def after_a_break(policy, rule):
-    """Return the rule of a shard that goes on without a restart, as after a move."""
+    """Return the rule of a shard that continues without a restart, as after a move."""
     again = policy.start()
     for soft in (False, True):
         again.load_state_dict(copy.deepcopy(rule.state_dict(soft)), soft)
@@ -353,7 +353,7 @@ def after_a_break(policy, rule):
 
 @pytest.mark.parametrize("has_break", [False, True])
 def test_a_shard_that_follows_lets_a_joiner_in_where_shard_0_has(has_break):
-    """Not before the pushes that were over at shard 0 are over here, nor before it has entered."""
+    """Only after pushes that ended at shard 0 have ended here, and after the joiner's entry."""
     policy = make_rule("bsp", 3).without_bound()
     rule = joined(policy, [1, 2])
     rule.submit(ArrivalToken(1, 4), 0.0)

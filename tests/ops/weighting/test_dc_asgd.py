@@ -1,4 +1,4 @@
-"""DC-ASGD equals ten lines of numpy over any order of events, and ASGD where it must."""
+"""DC-ASGD equals ten lines of numpy in any order of events, and equals ASGD at lambda 0."""
 
 import dataclasses
 
@@ -55,7 +55,7 @@ def test_equals_plain_numpy(variant, strength, backup, nb_ps):
     assert len(delays) > 3  # a random order: some are fresh, some far behind
     np.testing.assert_allclose(run.theta, by_hand(run, variant, strength, backup), atol=2e-6)
     plain = MiniRun(compensated("asgd", nb_workers=4), iter_max=60, nb_ps=nb_ps, rate=RATE).run()
-    assert np.abs(run.theta - plain.theta).max() > 1e-4  # and it does make a difference
+    assert np.abs(run.theta - plain.theta).max() > 1e-4  # and compensation makes a difference
 
 
 @pytest.mark.parametrize("backup", BACKUPS)
@@ -101,7 +101,7 @@ def test_other_modes_and_sparse_updates(name):
     assert run.shards[0].model.memory()["copies"] > 0
 
 
-# -- the policy by itself -------------------------------------------------------------------------
+# -- the policy alone --------------------------------------------------------------------------
 
 THETA = np.array([1, 2, 3, 4], np.float32)
 BASE = np.array([0, 2, 5, 4.5], np.float32)
@@ -164,7 +164,7 @@ def test_an_unknown_base_counts_as_it_is():
     assert got == arrivals
 
 
-# -- what is kept of a worker ---------------------------------------------------------------------
+# -- copies stored for a worker ----------------------------------------------------------------
 
 
 def test_copies_are_kept_while_somebody_holds_them():
@@ -203,7 +203,7 @@ def test_a_leaving_worker_s_copy_goes_and_a_pull_renews_it():
 @pytest.mark.parametrize("backup", BACKUPS)
 @pytest.mark.parametrize("variant", ["constant", "adaptive"])
 def test_a_restored_shard_goes_on_bit_for_bit(variant, backup, tmp_path):
-    """At the same turn of the same asynchronous run, mid-flight: no worker pulls anew."""
+    """At the same point of the same asynchronous run, mid-flight: no worker pulls again."""
     chosen = compensated(dcasgd_variant=variant, dcasgd_backup=backup)
 
     def trained(breaks):

@@ -1,4 +1,4 @@
-"""The counted staleness is what walking the whole window gives."""
+"""The counted staleness equals a scan of the whole window."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ SIZE = 40
 
 @given(
     st.integers(0, 2**32),
-    st.integers(1, 200),  # how far the oldest version asked about may lie back
+    st.integers(1, 200),  # distance of the oldest requested version
     st.booleans(),
 )
 @settings(max_examples=30, deadline=None)

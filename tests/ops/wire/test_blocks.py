@@ -1,4 +1,4 @@
-"""Blocks survive the wire, their bytes are fixed, and the smallest coding is taken."""
+"""Blocks survive encoding, have fixed bytes, and use the smallest coding."""
 
 import dataclasses
 import math
@@ -107,7 +107,7 @@ def test_blocks_round_trip(dtype, positions, dense, scale):
     assert decoded.values.scale == scale
     assert decoded.values.data.dtype == values.data.dtype and decoded.values.data.flags.aligned
     np.testing.assert_array_equal(decoded.values.data, values.data)
-    if count == 100:  # every entry: the same set, said shorter
+    if count == 100:  # every entry: the same set in fewer bytes
         assert decoded.indices is None
     else:
         np.testing.assert_array_equal(decoded.indices, indices)

@@ -1,4 +1,4 @@
-"""Damaged and hostile blocks end in WireError, and cost nothing."""
+"""Damaged and hostile blocks raise WireError without large allocations."""
 
 import math
 

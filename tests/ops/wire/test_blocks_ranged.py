@@ -1,4 +1,4 @@
-"""Blocks of which only some ranges are there, on the wire."""
+"""Blocks with only some ranges present, on the wire."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from thinwire.ops.wire.index_codings import WireError
 
 
 def make(size, block_entries, present, slot=0):
-    """Return a block whose values are their own positions."""
+    """Return a block in which each value equals its position."""
     present = np.array(present, bool)
     there = np.repeat(present, wire_blocks.lengths(size, block_entries))
     values = np.arange(size, dtype=np.float32)[there]

@@ -1,4 +1,4 @@
-"""Values of few bits on the wire: the same codes come back, hostile bytes end in WireError."""
+"""Few-bit values on the wire: codes survive, and hostile bytes raise WireError."""
 
 import math
 import tracemalloc

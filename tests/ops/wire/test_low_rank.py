@@ -1,4 +1,4 @@
-"""Blocks of factors: cut over shards and over the wire they are the same bits; lies are refused."""
+"""Blocks of factors keep their bits over shards and wire; invalid ones are rejected."""
 
 import itertools
 import math
@@ -44,7 +44,7 @@ def entries(block):
 
 
 def sent(block):
-    """What arrives of a block."""
+    """Return the decoded block."""
     coded = IndexChooser().encode(block)
     return decode_block(
         coded.slot,

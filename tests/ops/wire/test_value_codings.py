@@ -1,4 +1,4 @@
-"""Values with deflated exponents: the same bits come back, and hostile bytes end in WireError."""
+"""Values with compressed exponents keep their bits; hostile bytes raise WireError."""
 
 import math
 import tracemalloc

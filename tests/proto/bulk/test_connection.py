@@ -1,4 +1,4 @@
-"""Frames over a bulk connection: every split, every size, both kinds of wire, and the ends."""
+"""Frames over a bulk connection: all splits and sizes, with and without TLS, and its end."""
 
 import contextlib
 import socket
@@ -117,7 +117,7 @@ def test_any_cut_of_the_bytes_gives_the_same_messages(sizes, cuts, chunk):
 
 
 class Recorder:
-    """A wire that keeps what is sent."""
+    """A wire that records the sent bytes."""
 
     def __init__(self):
         self.data = b""
@@ -241,7 +241,7 @@ def test_an_abort_frees_those_who_send_and_receive(protected):
 
 
 def test_last_words_are_read_although_the_end_has_not_read_its_own():
-    """A close with unread bytes makes the system cut the connection, and drop what is under way."""
+    """A close with unread bytes makes the system reset the connection and drop bytes under way."""
     client, server = pair()
     client.send(b"never read")
     ending = in_background(lambda: (server.send(b"the run has ended"), server.end(WAIT_SECONDS)))

@@ -1,4 +1,4 @@
-"""Each state of a handshake, for both ends, with and without TLS; and a client's whole deadline."""
+"""Each state of a bulk handshake at both ends, with and without TLS; a client's deadline."""
 
 import contextlib
 import itertools
@@ -39,7 +39,7 @@ def end(serves, protected=False, key=KEY, number=NUMBER, token=b""):
 
 
 def pass_on(data, to, size):
-    """Give an end these bytes in pieces of a size; return what it sends."""
+    """Give an end these bytes in pieces of one size; return the bytes that the end sends."""
     answer = b""
     while data:
         count = min(size, to.wanted_bytes)
@@ -111,7 +111,7 @@ def test_a_certificate_of_another_authority_fails():
 
 
 def test_an_end_takes_in_so_much_and_no_more():
-    """A record of TLS that never ends, as far as one may go on."""
+    """An endless TLS record, up to the limit."""
     shard = end(True, protected=True)
     hello = end(False, protected=True).begin()
     record = hello[:3] + (16000).to_bytes(2, "big") + b"\1" + (90_000).to_bytes(3, "big")
@@ -212,5 +212,5 @@ def test_the_addresses_of_a_host_share_the_deadline(monkeypatch):
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [away, here])
         with pytest.raises(NoBulkConnection) as caught:
             connect("both", offered, NO_CREDENTIALS, None, None, 2.0)
-    assert caught.value.failure is BulkFailure.DISTRUSTED  # it got there
+    assert caught.value.failure is BulkFailure.DISTRUSTED  # the connection was checked
     assert len(waited) == 1 and 0.9 < waited[0] <= 1.0

@@ -1,4 +1,4 @@
-"""A shard's bulk port: whole deadlines, one handshake a stream, strangers, and the door."""
+"""A shard's bulk port: deadlines, one handshake per stream, strangers, the connection guard."""
 
 import contextlib
 import errno
@@ -134,7 +134,7 @@ def test_bytes_that_trickle_do_not_move_a_deadline(names_offer, protected, start
 
 
 def test_the_next_attempt_of_a_stream_ends_the_one_before():
-    """So a client holds one descriptor, however often it connects."""
+    """A client therefore holds one descriptor, however often it connects."""
     with listening() as (listener, clients):
         client, offer = offered(listener, clients)
         former = dialled(offer, offer.number)
@@ -216,7 +216,7 @@ def test_the_door_is_shut_when_the_last_offer_is_withdrawn_or_late():
         client, offer = offered(listener, clients)
         listener.withdraw(client)
         with dialled(offer, bytes(NUMBER_BYTES)) as stranger:
-            assert not is_closed(stranger, 0.1)  # nobody has accepted it
+            assert not is_closed(stranger, 0.1)  # the connection was not accepted
             client, offer = offered(listener, clients)
             assert is_closed(stranger)
         clock.now += OFFER_SECONDS + 1

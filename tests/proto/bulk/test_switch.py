@@ -25,7 +25,7 @@ from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
 @pytest.fixture(autouse=True)
 def _nothing_is_remembered(monkeypatch):
-    """Another test's server may have had a port of this one's."""
+    """Forget all servers, because another test's server may have had the same port."""
     monkeypatch.setattr(switching, "UNREACHABLE", switching.UnreachablePorts())
 
 
@@ -34,7 +34,7 @@ SIZE = 1_500_000
 
 
 def answering(stream):
-    """Offer a connection, then say every payload again; reports come in between."""
+    """Offer a connection, then echo every payload; reports come in between."""
     assembler = MessageAssembler(pb.ToServer, lambda message: 1 << 30)
     offered = stream.offer_bulk()
     welcome = pb.Welcome() if offered is None else pb.Welcome(bulk=offered)
@@ -55,7 +55,7 @@ def next_message(client, assembler):
 
 
 def talk(client, count=3, moves=True):
-    """Say Hello's part, then exchange payloads; return whether all of them came back."""
+    """Send Hello's part, then exchange payloads; return True if all payloads came back."""
     assembler = MessageAssembler(pb.ToClient, lambda message: 1 << 30)
     welcome, _ = next_message(client, assembler)
     if welcome.welcome.HasField("bulk"):
@@ -112,7 +112,7 @@ def test_messages_move_to_the_connection(kind):
 
 
 def test_nothing_that_is_under_way_is_lost_or_overtaken():
-    """The shard goes on talking while its client moves."""
+    """The shard continues sending while its client switches."""
     stop = threading.Event()
 
     def talkative(stream):
@@ -212,7 +212,7 @@ def test_a_stolen_offer_is_of_no_use_without_the_token(token):
         wait_until(lambda: offers)
         with pytest.raises(OSError):
             bulk.connect("127.0.0.1", offers[0], Credentials(token=token), None, None, WAIT_SECONDS)
-        with pytest.raises(OSError):  # and it is gone
+        with pytest.raises(OSError):  # and the stream is closed
             bulk.connect("127.0.0.1", offers[0], mine, None, None, 0.3)
 
 
@@ -363,7 +363,7 @@ class Shards:
         self.servers = [stack.enter_context(serving(handler(index))) for index in range(3)]
 
     def join(self, stack):
-        """Join at every shard in turn, as a worker does."""
+        """Join at all shards, one after another, as a worker does."""
         sessions = []
         for number, server in enumerate(self.servers):
             hello = pb.Hello(role=pb.ROLE_WORKER, shard=number)
@@ -404,12 +404,12 @@ def test_a_port_that_drops_holds_nothing_up_and_is_not_tried_again(monkeypatch, 
 
 
 class Strangers:
-    """Connects so many times a second in its own thread, and keeps every connection open.
+    """Connects this many times a second in its own thread, and keeps every connection open.
 
     Args:
-        port: To connect to.
-        per_second: How often.
-        first: What each sends.
+        port: Port to connect to.
+        per_second: Number of connections per second.
+        first: First bytes of each connection.
     """
 
     def __init__(self, port, per_second, first=b""):
@@ -445,7 +445,7 @@ class Strangers:
 
 @pytest.mark.parametrize("first", [b"", b"x", bytes(16)])
 def test_honest_clients_among_quick_strangers_move(first):
-    """Of the same address, as behind one NAT."""
+    """Strangers at the client's address, as behind one NAT."""
     with serving(answering) as server, connected(server) as opening:
         port = _port_of(server, opening)
         with Strangers(port, 200, first) as strangers:

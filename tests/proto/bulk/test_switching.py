@@ -72,7 +72,7 @@ class Ended(threading.Event):
 
 
 def attempts(outcomes, ended=None, ports=None):
-    """Run a client against these outcomes; return the state, what it dialled, and what it took."""
+    """Run a client on these outcomes; return the state, the dialed ports, the used connection."""
     dialled, taken = [], []
 
     def dial(attempt):
@@ -108,7 +108,7 @@ def test_the_second_silence_counts_as_a_firewall_and_is_reported_once(caplog):
 
 
 def test_silences_of_several_streams_are_counted_together():
-    """Else a client that comes back often would never have done."""
+    """Otherwise a client that reconnects often would never give up."""
     ports = UnreachablePorts()
     assert attempts([BulkFailure.SILENT], Ended(after=1), ports)[0] is SwitchState.ENDED
     assert ADDRESS not in ports
@@ -132,7 +132,7 @@ def test_a_client_that_is_turned_away_tries_again_on_the_same_stream(caplog):
     assert result == (SwitchState.MOVED, [0, 1, 2, 3], ["connection"])
     assert len(ended.waits) == 3 and ended.waits[0] < ended.waits[1] < ended.waits[2]
     assert ADDRESS not in ports
-    assert len(caplog.messages) == 2  # of the first attempt, and of the last one
+    assert len(caplog.messages) == 2  # for the first and the last attempt
 
 
 def test_after_the_last_attempt_the_next_stream_may_try(caplog):
@@ -186,7 +186,7 @@ def test_a_shard_moves_as_the_table_has_it(state, event):
 
 def test_the_newest_connection_counts_until_the_client_switches():
     path, (first, second, late) = ServerPath(), (Connection() for _ in range(3))
-    assert path.switch() is None  # of a hostile client
+    assert path.switch() is None  # a switch by a hostile client
     assert path.offer()
     path.attach(first)
     path.attach(second)
@@ -196,7 +196,7 @@ def test_the_newest_connection_counts_until_the_client_switches():
     assert late.num_aborts == 1 and path.connection is second
     assert not path.offer()
     path.end()
-    assert second.num_aborts == 1 and path.switch() is second  # which is at its end
+    assert second.num_aborts == 1 and path.switch() is second  # a connection at its end
 
 
 def test_a_connection_that_comes_after_the_end_is_closed():

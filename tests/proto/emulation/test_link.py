@@ -1,4 +1,4 @@
-"""The link model against arithmetic, the paced sender without real time, real streams in rate."""
+"""The link model against arithmetic, the paced sender on a fake clock, rates of real streams."""
 
 import itertools
 
@@ -97,7 +97,7 @@ def test_the_sender_waits_for_delivery_and_pipelines_the_delay():
 def test_streams_share_one_link():
     fake = FakeTime()
     sender = EmulatedSender(LinkModel(Link(mbps=10)), fake.clock, fake.sleep)
-    for _ in range(5):  # two shards in turn
+    for _ in range(5):  # alternate between two shards
         sender.carry(MEGABIT_BYTES, ready_at=100.0)
         sender.carry(MEGABIT_BYTES, ready_at=100.0)
     assert fake.seconds == pytest.approx(101.0)

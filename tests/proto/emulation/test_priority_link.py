@@ -1,4 +1,4 @@
-"""The link with classes of service: examples with arithmetic, and background traffic."""
+"""The link with classes of service: examples computed by hand, and background traffic."""
 
 import itertools
 

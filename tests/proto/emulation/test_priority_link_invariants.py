@@ -1,4 +1,4 @@
-"""The link with classes of service: the plain one where it must be that, and what always holds."""
+"""Invariants of the link with classes of service; with one class it equals the plain link."""
 
 import collections
 
@@ -66,7 +66,7 @@ def with_background(link, background):
 
 
 def offer_all(link, offers, before=lambda now: ()):
-    """Offer in order of time; calls `before(now)` before each, and returns what came meanwhile."""
+    """Offer in order of time, `before(now)` before each offer; return the delivered messages."""
     fitting, found = {}, []
     for number, (now, priority, count, size, reliable) in enumerate(sorted(offers)):
         found += before(now)
@@ -112,7 +112,7 @@ def test_what_is_offered_arrives_or_is_counted(link, background, offers, seed):
     model = PriorityLink(with_background(link, background), seed)
     fitting, _ = offer_all(model, offers)
     arrivals = drain(model)
-    assert model.advance(1e6) == []  # nobody was told too late
+    assert model.advance(1e6) == []  # no delivery was reported late
     ordered = sorted(offers)
     messages = [number for number, offer in enumerate(ordered) if offer[4]]
     assert sorted(a.item for a in arrivals if a.indices is None) == messages
@@ -132,7 +132,7 @@ def test_what_is_offered_arrives_or_is_counted(link, background, offers, seed):
 
 @given(OFFERS, st.integers(0, 9))
 def test_what_is_urgent_waits_for_one_packet_only(offers, seed):
-    """The most urgent class sees the link as if it were alone, but for a packet in its way."""
+    """The most urgent class has the whole link, except for one packet already being sent."""
     link = Link(mbps=10)
     shared, alone = PriorityLink(link, seed), PriorityLink(link, seed)
     first = min((offer[1] for offer in offers), default=0)

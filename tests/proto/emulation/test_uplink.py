@@ -23,7 +23,7 @@ WAIT_SECONDS = 20.0
 
 
 class Sink:
-    """A socket that keeps what is sent; tells when there is enough."""
+    """A socket that records sent datagrams and signals when there are enough."""
 
     def __init__(self, wanted=0):
         self.sent, self.wanted, self.enough, self.closed = [], wanted, threading.Event(), False
@@ -134,7 +134,7 @@ def test_a_link_that_holds_enough_refuses_more(running):
 
 
 def test_who_never_gets_on_is_heard_now_and_then():
-    """The sender above drops what is refused for a quarter of a second."""
+    """The sender above the socket drops rejected datagrams for a quarter of a second."""
 
     class Slow:
         seconds = 0.0
@@ -167,7 +167,7 @@ def test_a_refusal_behind_the_link_is_a_loss(running):
     assert sink.closed
 
 
-# -- streams beside datagrams -----------------------------------------------------------------
+# -- streams together with datagrams -----------------------------------------------------------
 
 
 def test_streams_wait_behind_urgent_datagrams_and_before_others(running):

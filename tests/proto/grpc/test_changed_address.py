@@ -1,4 +1,4 @@
-"""A PS that comes back under another address is found by its name, which is resolved anew."""
+"""A PS that restarts under another address is found by its name, which is resolved again."""
 
 import socket
 import struct
@@ -33,7 +33,7 @@ class NameServer:
             query, sender = self._socket.recvfrom(512)
             if not query:
                 return
-            end = query.index(b"\0", 12) + 5  # of the question: name, type, class
+            end = query.index(b"\0", 12) + 5  # fields of the question: name, type, class
             is_a = query[end - 4 : end - 2] == b"\0\1"
             self.num_queries += is_a
             answer = b"\xc0\x0c" + struct.pack("!HHIH", 1, 1, 600, 4)  # valid for 10 minutes
@@ -52,7 +52,7 @@ def names():
 def listening(address, port, seen):
     def handle(stream):
         seen.append(address)
-        for _ in stream.incoming():  # until the client ends it: it may not have been let in yet
+        for _ in stream.incoming():  # until the client ends it, after it was accepted
             pass
 
     return serve(address, port, handle)

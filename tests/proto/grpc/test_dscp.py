@@ -1,4 +1,4 @@
-"""The class of service that gRPC's own TCP sockets have, on both ends."""
+"""gRPC's TCP sockets have the configured class of service (DSCP) on both ends."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Whether a node takes work: asked in every phase, with and without papers, by few or by many."""
+"""The health check of a node in every phase, with and without certificates, and its limits."""
 
 import contextlib
 import socket
@@ -41,7 +41,7 @@ def listening(guard=None):
 
 def test_a_shard_tells_in_each_phase_whether_it_takes_work():
     with listening() as (shard, address):
-        assert probe(address, WAIT_SECONDS) == "NOT_SERVING"  # it has not reached shard 0
+        assert probe(address, WAIT_SECONDS) == "NOT_SERVING"  # the shard has not reached shard 0
         shard.open()
         assert probe(address, WAIT_SECONDS) == "SERVING"  # though workers have yet to come
         shard.server._dispatch(shard.core.handle(events.Stop("max_seconds"), 1.0))

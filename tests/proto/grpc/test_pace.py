@@ -1,4 +1,4 @@
-"""How large pieces of a payload are: by how fast they go, on a wire that is slow."""
+"""The size of a payload's pieces follows the measured rate of a slow wire."""
 
 import queue
 import time
@@ -51,7 +51,7 @@ def test_the_bounds_hold(notes):
 
 @pytest.mark.timeout(120)
 def test_a_push_over_a_slow_wire_keeps_showing_life():
-    """0.8 MB at 200 kB/s: in pieces of 1 MiB nothing would be heard for four seconds."""
+    """0.8 MB at 200 kB/s: pieces of 1 MiB would mean silence for four seconds."""
     arrived = queue.SimpleQueue()
 
     def listen(stream):

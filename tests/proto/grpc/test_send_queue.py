@@ -1,4 +1,4 @@
-"""What waits for a client that does not read is bounded in bytes; the oldest reports go first."""
+"""The queue to a client that does not read is bounded in bytes; the oldest reports are dropped."""
 
 import queue
 

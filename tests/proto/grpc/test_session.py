@@ -1,4 +1,4 @@
-"""What a client says while it looks for a shard, and when it has found it."""
+"""A client's log lines while it looks for a shard, and after it has found the shard."""
 
 import random
 import threading
@@ -10,7 +10,7 @@ from thinwire.proto.grpc import Unreachable, session
 
 
 class Address:
-    """Sessions of which the first few are not answered."""
+    """Sessions; the first few get no answer."""
 
     def __init__(self, shut):
         self.shut = shut

@@ -1,4 +1,4 @@
-"""How streams end: by either side, by kill -9, by too many; ports and hosts that are not there."""
+"""How streams end: by either side, by kill -9, by too many; missing ports and hosts."""
 
 import queue
 import socket
@@ -35,7 +35,7 @@ def test_a_close_that_was_interrupted_is_not_waited_for_by_the_next(monkeypatch)
 
 def test_a_call_that_grpc_ends_without_its_metadata_is_given_up(monkeypatch):
     class Call:
-        """What gRPC leaves of a call whose server was stopped before it answered."""
+        """The state of a gRPC call after its server was stopped before the answer."""
 
         def is_active(self):
             return False

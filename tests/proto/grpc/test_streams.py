@@ -1,4 +1,4 @@
-"""Streams over loopback: echo, order, counts, many at once, rates, health, who may bind."""
+"""Streams over loopback: echo, order, counts, concurrency, rates, health, bind address."""
 
 import contextlib
 import queue

@@ -1,4 +1,4 @@
-"""The command that makes certificates, and what is said of files that do not do."""
+"""The command that makes certificates, and the errors for unusable files."""
 
 import importlib
 import ssl

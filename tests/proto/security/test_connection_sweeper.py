@@ -1,4 +1,4 @@
-"""Connections that lead to nothing take neither descriptors from files nor places from others."""
+"""Idle connections take neither file descriptors nor places from other connections."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 NUM_STRANGERS = 1200
 
 #: A node that may open 512 files at first, and at most 1,024 if it wants; for a line that it reads
-#: it opens files, and writes what came of that.
+#: it opens files, and writes if that succeeded.
 NODE = """
 import json, resource, sys, tempfile
 resource.setrlimit(resource.RLIMIT_NOFILE, (512, 1024))

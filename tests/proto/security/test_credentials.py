@@ -1,4 +1,4 @@
-"""Streams between those who prove who they are, and those who do not."""
+"""Streams of authenticated peers work; streams of unauthenticated peers are rejected."""
 
 import contextlib
 import queue
@@ -31,7 +31,7 @@ def strangers():
 
 @contextlib.contextmanager
 def serving(guard, handler=None):
-    """Yield (port, parts heard); the server keeps what a client's first frame claims."""
+    """Yield (port, received parts); the server stores the claims of a client's first frame."""
     heard = queue.SimpleQueue()
 
     def judge(stream):
@@ -381,7 +381,7 @@ def test_a_client_without_a_random_number_of_its_own_proves_nothing():
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"too short"])
 def test_a_token_file_without_a_token_is_refused(tmp_path, content):
-    """The node would start without a token and let everybody in."""
+    """The node would start without a token and admit every client."""
     path = tmp_path / "token"
     path.write_bytes(content)
     files = trust.CredentialFiles(token=str(path))

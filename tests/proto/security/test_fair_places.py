@@ -1,4 +1,4 @@
-"""Places for clients that nothing is known of: who loses one."""
+"""Places for unauthenticated clients: which client loses its place if all are taken."""
 
 import pytest
 

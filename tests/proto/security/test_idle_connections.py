@@ -1,4 +1,4 @@
-"""Connections without a stream are ended; those with one may be silent for as long as they like."""
+"""Connections without a stream are closed; a connection with a stream may stay silent."""
 
 import socket
 import time

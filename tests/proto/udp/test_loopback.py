@@ -1,4 +1,4 @@
-"""Datagrams over loopback: both address families, with and without the kernel's help, timers."""
+"""Datagrams over loopback: IPv4 and IPv6, with and without the kernel's batching, timers."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""Rounds of the receiving thread, run by hand: who is read, how much, who rests, what gathers."""
+"""The receiving thread's rounds, run by hand: fair reading, limits, pauses, batching."""
 
 import contextlib
 import socket
@@ -11,7 +11,7 @@ from thinwire.proto.udp import receiver as udp_receiver
 
 
 class CpuClock:
-    """Every reading is so many seconds later than the one before."""
+    """Every reading is this many seconds later than the reading before."""
 
     def __init__(self, step):
         self.now, self.step = 0.0, step
@@ -23,7 +23,7 @@ class CpuClock:
 
 @contextlib.contextmanager
 def stepped(share, seconds_per_round, sleep=None):
-    """A receiver whose rounds are run by hand, on clocks made here."""
+    """A receiver with rounds run by hand, on fake clocks."""
     owner = Notes()
     owner.share = share
     now = [100.0]
@@ -50,7 +50,7 @@ def test_rejected_datagrams_make_their_channel_rest_until_time_has_paid():
         receiver._round()
         first = receiver.counts()[0]
         assert (first.datagrams, first.rests) == (udp_receiver._ROUND_CALLS, 1)
-        rest = 1e-3 / (udp_receiver.REJECTED_SHARE / 2)  # of two channels
+        rest = 1e-3 / (udp_receiver.REJECTED_SHARE / 2)  # for two channels
         receiver._round()
         now[0] += 0.99 * rest
         receiver._round()

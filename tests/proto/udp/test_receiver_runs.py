@@ -1,4 +1,4 @@
-"""Runs hold what came in order, and only what may stand behind one another."""
+"""Runs hold datagrams in order of arrival, and only datagrams that may be joined."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ MOST_BYTES = 4096
 
 @st.composite
 def received(draw):
-    """What one call returns: (bytes, size of each datagram in them)."""
+    """The result of one call: (bytes, size of each datagram in them)."""
     size = draw(st.sampled_from([1, 7, 16, 100, 101]))
     length = draw(st.integers(1, 20 * size))
     mark = draw(st.integers(0, 255))

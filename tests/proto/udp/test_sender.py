@@ -1,4 +1,4 @@
-"""The sending thread with sockets, clock and sleep made here: order, pacing, every error."""
+"""The sending thread with fake sockets, clock and sleep: order, pacing, every error."""
 
 import errno
 import threading
@@ -23,7 +23,7 @@ class FakeBatch:
 
 
 class FakeSocket:
-    """Notes what is sent; raises the errors it is given, one per call, before that."""
+    """Records sent datagrams; before each, raises the next given error, one per call."""
 
     def __init__(self, log, channel, errors=(), gate=None):
         self.log, self.channel, self.errors, self.gate = log, channel, list(errors), gate
@@ -85,7 +85,7 @@ def make():
 def test_the_best_channel_goes_first_and_each_keeps_its_order(make):
     gate = threading.Event()
     sender, log, _, _ = make(channels=3, gate=gate)
-    sender.send([FakeBatch(3, mark=1)], 1)  # is in the socket's hands while the others come
+    sender.send([FakeBatch(3, mark=1)], 1)  # the socket holds it while the others arrive
     sender.send([FakeBatch(3, mark=2), FakeBatch(1, mark=3), FakeBatch(2, mark=4)], 1)
     sender.send([FakeBatch(1, mark=5)], 2)
     gate.set()

@@ -1,4 +1,4 @@
-"""Classes of service: the table of the authors' code, the compact one, local queues."""
+"""Classes of service: the authors' DSCP table, the compact table, local queues."""
 
 import pytest
 

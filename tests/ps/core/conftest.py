@@ -1,4 +1,4 @@
-"""What lets shards of a few entries relay: of so small a model a block's description is most."""
+"""Lets shards of a few entries relay: in a small model most bytes describe the block."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What shard 0 averages beside the weights: exactly in BSP, a running mean without a barrier."""
+"""Shard 0 averages auxiliary values: exactly in BSP, as a running mean without a barrier."""
 
 import struct
 

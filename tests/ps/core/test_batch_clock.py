@@ -1,4 +1,4 @@
-"""The count of a script's batches: parts of them add up exactly, and outlive a restart."""
+"""The count of a script's batches: fractions add up exactly and survive a restart."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""A shard whose workers sum among themselves: rounds are counted, weights are what they say."""
+"""A shard of a collective run counts rounds and stores the weights that its workers send."""
 
 import numpy as np
 import pytest

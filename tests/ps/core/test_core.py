@@ -1,4 +1,4 @@
-"""The PS core on its own: papers' vectors, staleness, retries, rounds, epochs of pushes."""
+"""The PS core alone: papers' vectors, staleness, retries, rounds, epochs of pushes."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_adacomp_vectors():
     rates = [[0.1, 0.1], [0.1, 0.1], [0.05, 0.1], [0.1, 0.1], [0.1 / 3, 0.1]]
     steps = dict.fromkeys((1, 2, 3), 0)
     for (base, indices), expected, worker in zip(pushes, rates, [1, 2, 3, 1, 2], strict=True):
-        # Bases are as the vectors say, whatever the worker was handed: keep them in the window.
+        # Bases are given by the vectors, not by the worker's copy: keep them in the window.
         for member in (core._members[each] for each in core.known_workers()):
             member.base_version = min(member.base_version, base)
         before = core.model.theta.copy()
@@ -180,7 +180,7 @@ def follower(nb_workers):
 
 
 def test_a_follower_notifies_those_that_shard_0_has_lost_and_nobody_else():
-    """A worker that it has answered would else finish at shard 0 what is finished here."""
+    """Otherwise an answered worker would finish an exchange at shard 0 that has ended here."""
     core = follower(3)
     for worker in (1, 2, 3):
         core.handle(events.Join(worker, 10 * worker, True, "a"), 0.0)
@@ -192,7 +192,7 @@ def test_a_follower_notifies_those_that_shard_0_has_lost_and_nobody_else():
 
 
 def test_a_replayed_shard_refuses_the_pushes_that_the_dead_one_refused():
-    """With the soft state comes when each group changed last."""
+    """The journaled soft state includes the last change of each group."""
     core = core_of(method("bsp", nb_workers=3))
     for worker in (1, 2, 3):
         join(core, worker)

@@ -1,4 +1,4 @@
-"""What each group did: staleness Y exactly, waits by the shard's clock, 1/Y on and off."""
+"""Counters of each group: exact staleness Y, waits by the shard's clock, 1/Y on and off."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ VECTOR = [(3,), (3,), (1, 2), (3,), (1, 2), (1, 2), (3,)]
 
 
 def play(core, rounds):
-    """Play finished rounds, every push from what its worker was handed; return what each cost."""
+    """Play finished rounds, each push with its worker's last model; return each round's cost."""
     steps, bases, moves = {}, {}, []
     for group in rounds:
         before = core.model.theta.copy()

@@ -1,4 +1,4 @@
-"""Down codec auto on a shard: exact until sparse replies pay; and delta, which it begins as."""
+"""Down codec auto on a shard: starts as delta, exact until sparse replies are smaller."""
 
 import dataclasses
 
@@ -66,7 +66,7 @@ def test_auto_takes_no_model_that_was_sent_in_parts_for_an_exact_one():
         world.push(2)
     assert (world.base(2) != world.theta).any()
     world.forget(2)
-    world.push(2, num_lost=1)  # the whole model is lost, and asked for again from the old base
+    world.push(2, num_lost=1)  # the whole model is lost, and requested again from the old base
     np.testing.assert_array_equal(world.base(2), world.theta)
 
 
@@ -79,7 +79,7 @@ def test_auto_does_not_switch_where_that_would_not_pay():
 
 
 def test_auto_stays_exact_while_replies_are_about_as_large_as_pushes():
-    """As in DGC's warm-up, where thinner replies would ruin the training."""
+    """DGC's warm-up is one case, where thinner replies would ruin the training."""
     world = World(sending("auto", compression_rate=0.4))
     for _ in range(6):
         world.push(1)
@@ -138,7 +138,7 @@ def test_rounds_are_kept_from_when_there_is_somebody_to_relay_them_to():
     policy.gather(ModelRequest(1, 0, None), shard, state)
     now = push(1)
     assert not state["delta"]["scratch"]["rounds"]
-    lost = policy.gather(ModelRequest(1, 0, 0), now, state)  # without its push: it began anew
+    lost = policy.gather(ModelRequest(1, 0, 0), now, state)  # without its push: it restarted
     assert lost.operation is Operation.SET and lost.update.indices.tolist() == [1, 51]
     policy.gather(ModelRequest(2, 0, None), now, state)
     for version in (2, 3):

@@ -1,4 +1,4 @@
-"""Sparse replies of a shard: what is promised, whatever is lost on the way."""
+"""Sparse replies of a shard keep their promises under any message loss."""
 
 import dataclasses
 import itertools
@@ -50,7 +50,7 @@ def test_nothing_is_lost_and_nobody_drifts(down_codec, dtype, codec, resync_ever
     world = World(eager(chosen))
     for what, *arguments in happenings:
         getattr(world, what)(*arguments)
-    world.settle(1, 1)  # a worker that was not heard of may have to say Hello first
+    world.settle(1, 1)  # a worker with an expired lease may have to send Hello first
     summary = world.counts
     assert summary["mismatches"] == 0
     assert summary["copies"] <= world.nb_workers
@@ -93,7 +93,7 @@ def test_every_shard_and_rule_keeps_what_its_workers_have(name, dtype, choices):
         ):
             version = worker.core.versions[shard]
             held = run.shards[shard].model._copy_of(worker.number, version)
-            if held is None or worker.replies:  # not of this exchange yet
+            if held is None or worker.replies:  # the exchange is not complete
                 continue
             starts = [(piece.tensor, piece.start) for piece in layout.slices]
             offsets = (0, 16, 24, 28)
@@ -126,7 +126,7 @@ def test_equals_the_paper_s_server():
     assert Operation.SET in world.operations
 
 
-# -- what is answered -----------------------------------------------------------------------------
+# -- the replies -------------------------------------------------------------------------------
 
 
 def test_a_retry_is_given_the_same_reply_and_nothing_moves():
@@ -304,7 +304,7 @@ def test_a_delay_is_compensated_from_what_the_worker_really_has(down_codec):
 
 
 class AloneWithACodec:
-    """One slice of 100 entries, of which each version adds 1 to all."""
+    """One slice of 100 entries; each version adds 1 to all entries."""
 
     def __init__(self, **settings):
         self.codec, self.theta, self.version = DownSparse(0.1, **settings), np.zeros(100), 0
@@ -327,7 +327,7 @@ def test_who_has_got_the_whole_model_gets_no_older_snapshot():
     shard.go_on()
     shard.reply(1, 1, 0)  # takes the snapshot
     shard.go_on()
-    assert shard.reply(2, 1, 1).operation is Operation.FULL  # of a base that nobody has sent it
+    assert shard.reply(2, 1, 1).operation is Operation.FULL  # the worker never got this base
     shard.go_on()
     reply = shard.reply(2, 2, 2)
     assert reply.operation is Operation.SET and (reply.update[0].values.data == 3).all()

@@ -1,4 +1,4 @@
-"""An event that the core does not survive: its sender is out, everybody else goes on."""
+"""An event that makes the core fail expels its sender; all other workers continue."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ from thinwire.ps.persistence.journal import JournaledCore
 
 
 class Boom(Exception):
-    """What nobody has thought of."""
+    """An unexpected error."""
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def quiet():
 
 
 def break_at(core, wanted, where="handle"):
-    """Let one call raise: the first whose event is `wanted`, or of `where` inside the core."""
+    """Make one call raise: the first with event `wanted`, or a call of `where` in the core."""
     left, before = [1], type(core)
 
     def handle(self, *arguments, **named):

@@ -1,4 +1,4 @@
-"""What a reply says of the waiting: how long it was held back, and how stale the push was."""
+"""A reply reports how long the shard held it back and how stale the push was."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Workers that come back in the middle of a round, and pushes that come after their answer."""
+"""Workers that rejoin in the middle of a round, and pushes that arrive after their answer."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ def push_of(run, number):
 
 
 def answered(run, push, **changes):
-    """Let a push come; return whom that lets go on."""
+    """Let a push arrive; return the workers that may now continue."""
     push = dataclasses.replace(push, epoch=run.shards[0].membership.epoch, **changes)
     return {each.worker for each in run.feed(0, push) if isinstance(each, events.Reply)}
 
@@ -38,7 +38,7 @@ def test_an_answer_to_a_push_means_that_it_was_applied():
     run.feed(0, events.Join(3, third.incarnation, True, "peer"))
     assert answered(run, third) == set()
     accounts = run.shards[0].counters
-    # It is let in when the round is over, and its push is of the next one.
+    # The worker is admitted when the round is over, and its push is of the next round.
     assert answered(run, second) == {1, 2}
     assert accounts.worker(3).pushes == 0
     assert answered(run, first, step=2) == set()
@@ -60,11 +60,11 @@ def test_a_push_that_comes_late_takes_no_answer_from_a_newer_one():
     actions = run.feed(0, dataclasses.replace(second, step=2))
     assert {(each.worker, each.step) for each in actions} == {(1, 2), (2, 2)}
     run.feed(0, events.Pull(1, first.incarnation, None, 0))
-    assert [type(each) for each in run.feed(0, first)] == [events.Reply]  # said again: answered
+    assert [type(each) for each in run.feed(0, first)] == [events.Reply]  # sent again: answered
 
 
 def test_nobody_trains_on_for_ever_beside_one_that_has_pushed_unasked():
-    """Back after its lease, worker 2 has no record, and it asks nothing: it waits for its round."""
+    """After its lease, worker 2 has no record and requests nothing: it waits for its round."""
     run = MiniRun(method("esync", 2), iter_max=50)
     run.join_all()
     first, second = run.workers[1], run.workers[2]

@@ -1,4 +1,4 @@
-"""Leases, suspicion, epochs with lives, and whom a following shard misses: cores alone."""
+"""Leases, suspicion, epochs with incarnations, and members that a following shard misses."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def push_of(worker, life, step, epoch, base=0):
 
 
 def beating(period=1.0, count=12):
-    """Return shard 0 and a worker that was heard every second."""
+    """Return shard 0 and a worker that sent a heartbeat every second."""
     core = core_of(method("asgd", nb_workers=2), lease=LEASE)
     join(core, 1)
     for beat in range(1, count + 1):
@@ -116,7 +116,7 @@ def test_a_reconnection_keeps_what_was_learnt_and_makes_no_epoch():
     assert core.membership.epoch == epoch
 
 
-# -- who is let go hears of it ------------------------------------------------------------------
+# -- a released worker is notified -------------------------------------------------------------
 
 
 def test_who_asks_nothing_is_told_that_its_lease_has_ended():
@@ -140,7 +140,7 @@ def test_epochs_name_lives_and_travel():
     actions = join(core, 3, incarnation=33)
     (told,) = of(events.NewEpoch, actions)
     assert told.epoch.incarnations == (1, 22, 33)
-    assert told.epoch.joiners == (Joiners((1, 3), True),)  # nobody waits for those who are alone
+    assert told.epoch.joiners == (Joiners((1, 3), True),)  # a group of one worker has no joiners
     assert decode_epoch(encode_epoch(told.epoch, core.groups)) == told.epoch
 
 
@@ -194,7 +194,7 @@ def test_an_old_life_that_wakes_up_is_refused_by_a_following_shard():
 def test_what_an_old_life_left_waiting_is_void_when_another_one_is_named():
     core = following()
     core.handle(events.MembershipEpoch(2, (2,), True, None, (20,)), 0.0)
-    hello(core, 1, life=10, epoch=1)  # it had left; this shard does not know its successor yet
+    hello(core, 1, life=10, epoch=1)  # it left; this shard does not know its next incarnation
     assert of(events.Reply, core.handle(push_of(1, 10, 5, epoch=2), 0.0)) == []
     told = core.handle(events.MembershipEpoch(4, (1, 2), True, None, (11, 20)), 0.0)
     assert [each.reason for each in of(events.Reject, told)] == ["NOT_MEMBER"]
@@ -292,7 +292,7 @@ def test_coordinator_and_follower_answer_the_same_questions():
 
 
 def test_a_restarted_shard_0_numbers_epochs_beyond_all_that_others_may_know():
-    """Its snapshot is of an earlier epoch; shards that follow take none that is not newer."""
+    """Its snapshot is of an earlier epoch; following shards ignore epochs that are not newer."""
     before = core_of(method("bsp", nb_workers=3), lease=LEASE)
     join(before, 1)
     kept = before.state_dict()

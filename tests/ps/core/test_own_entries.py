@@ -1,7 +1,7 @@
-"""Replies that leave out what a worker pushed itself: whatever is lost, its floats are the shard's.
+"""Replies that leave out a worker's own entries give the shard's floats, despite any loss.
 
-The runs have real cores, and lose answers at random: such a push is made again later, when others
-may have changed the same entries.
+The runs have real cores and lose replies at random: the worker repeats the push later, when other
+workers may have changed the same entries.
 """
 
 import dataclasses
@@ -28,20 +28,20 @@ pytestmark = pytest.mark.usefixtures("small_models_relay")
 
 
 class LossyRun(MiniRun):
-    """Loses answers to pushes, and holds what workers have against what the shards had."""
+    """Loses replies to pushes, and compares each worker's model with the shard's former model."""
 
     def __init__(self, *arguments, loss=0.0, **named):
         super().__init__(*arguments, **named)
         self.loss = loss
-        self.unanswered = []  # (worker, shard), to be asked again
-        self.expected = {}  # (worker, shard) -> what the newest reply makes of its weights
+        self.unanswered = []  # (worker, shard), to be requested again
+        self.expected = {}  # (worker, shard) -> the worker's weights after the newest reply
         self.operations = set()
         self.num_values = 0  # in replies to pushes
         self.num_checked = 0
 
     def decoded(self, shard, reply):
         model = self.shards[shard].model
-        held = model._copy_of(reply.worker, reply.version)  # where it is sent less than all
+        held = model._copy_of(reply.worker, reply.version)  # where the reply leaves out entries
         self.expected[reply.worker, shard] = (model.theta if held is None else held).copy()
         if reply.step:
             self.operations.add(reply.operation)
@@ -76,7 +76,7 @@ class LossyRun(MiniRun):
         worker.take = take_or_lose
 
     def check(self, worker):
-        """What a worker has is what each shard had when it replied, bit for bit."""
+        """Each worker's model equals each shard's model at its reply, bit for bit."""
         for shard, layout in enumerate(self.layouts):
             mine = np.concatenate([worker.core.base[at] for at in shard_positions(SPEC, layout)])
             expected = self.expected[worker.number, shard]
@@ -138,7 +138,7 @@ def test_replies_that_change_weights_leave_a_workers_own_out(name, choices):
         {"name": "adacomp"},  # gradients: the rate is the shard's to know
         {"down_codec": "dense"},
         {"down_codec": "sparse"},
-        {"overrides": {"sync": "bsp"}},  # of a mean nobody can say what the others gave
+        {"overrides": {"sync": "bsp"}},  # a mean does not show the other workers' shares
     ],
 )
 def test_everything_is_sent_where_a_worker_cannot_know(choices):
@@ -179,7 +179,7 @@ def test_replies_shrink_by_about_the_workers_own():
     np.testing.assert_array_equal(theta, expected)  # and training goes the very same way
 
 
-# -- lives, leases and restarts -------------------------------------------------------------------
+# -- incarnations, leases and restarts ------------------------------------------------------------
 
 WORKERS = st.integers(1, 2)
 LOST = st.integers(0, 2)
@@ -281,7 +281,7 @@ def test_own_entries_are_left_out_only_of_the_answer_to_that_push_from_that_base
 
 
 def test_an_entry_that_leaves_the_normal_range_is_no_own_one():
-    """Kernels may flush such a sum to zero, so the worker's need not be the shard's."""
+    """Kernels may flush a subnormal sum to zero, so worker and shard may differ."""
     tiny = np.finfo(np.float32).tiny
     before = np.array([1.5 * tiny, 1.0, 0.5 * tiny, 0.0], np.float32)
     values = np.array([-tiny, 1.0, tiny, 0.5 * tiny], np.float32)

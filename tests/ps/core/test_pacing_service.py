@@ -1,4 +1,4 @@
-"""Questions to a state server whose group has not begun: after a restart of the shard."""
+"""Requests to a restarted state server before its group has started."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def told(core, *question):
 
 
 def come_back(patience=PATIENCE):
-    """A shard of three rounds, restored; only the fast worker 1 has said Hello to it again."""
+    """A restored shard after three rounds; only the fast worker 1 has sent Hello again."""
     chosen = method("esync")
     before = core_of(chosen)
     for worker in (1, 2):
@@ -68,7 +68,7 @@ def test_it_pushes_alone_once_the_slow_one_has_not_come_in_time():
 
 
 def test_a_push_before_the_start_waits_for_it():
-    """The worker's own limit of local steps asks nobody."""
+    """The worker's own limit of local steps needs no request."""
     core = come_back()
     assert told(core, 1, 4, 1, 11.0) is False
     assert not of(events.Reply, push(core, 1, 4, 3, now=12.0, generation=1))
@@ -86,8 +86,8 @@ def test_a_push_from_before_the_restart_waits_elsewhere_for_the_others():
     assert join(core, 2, 11.0)
     assert reasons(push(core, 1, 4, 3, now=11.1, generation=0)) == ["STALE_GENERATION"]
     assert told(core, 2, 4, 1, 11.2) is True
-    ask(core, 1, 5, 0, 11.3, seconds=1.0)  # it begins its next round, as the slowest
-    assert told(core, 2, 4, 2, 11.4) is True  # what was answered stays
+    ask(core, 1, 5, 0, 11.3, seconds=1.0)  # worker 1 begins its next round, as the slowest
+    assert told(core, 2, 4, 2, 11.4) is True  # earlier answers stay
     push(core, 2, 4, 3, now=11.5, generation=1)
     push(core, 1, 5, 3, now=12.3, generation=1)
     assert core.version == 4
@@ -113,7 +113,7 @@ def test_a_run_whose_shard_comes_back_goes_on_to_its_end(first):
     run.shards[0] = run._shard(0, run.theta)
     run.shards[0].load_state_dict(kept)
     workers = [run.workers[first], run.workers[3 - first]]
-    for worker in workers:  # each goes on with its round; the first asks before the other is back
+    for worker in workers:  # each continues its round; the first requests before the other is back
         event = events.Join(worker.number, worker.incarnation, True, "peer")
         run.feed(0, event)
         if worker.computing and worker.core.round.num_steps:

@@ -1,4 +1,4 @@
-"""Who offends is put out for a term, and what of a guard outlives its shard."""
+"""A worker that offends is quarantined for a term; the guard's state survives its shard."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Groups formed and changed while a run goes on: several shards, deaths, restarts, stops."""
+"""Groups formed and changed during a run: several shards, deaths, restarts, stops."""
 
 import dataclasses
 
@@ -48,7 +48,7 @@ def test_groups_form_by_speed_and_every_shard_merges_the_same(nb_ps, late, seed)
     assert late > 0.1 or groups_of(run) == {"1,2|3,4"}
     assert_ended(run, 120)
     for rounds in run.rounds[1:]:
-        # Shards may differ in what they were doing when the budget was spent, nowhere else.
+        # Shards may differ only in the rounds that were open when the budget was spent.
         differs = set(rounds[:110]) - set(run.rounds[0]) | set(run.rounds[0][:110]) - set(rounds)
         assert not differs
     first = next(number for number, members in enumerate(run.rounds[0]) if len(members) > 1)
@@ -172,7 +172,7 @@ def test_a_joiner_during_the_change_is_let_in():
     while core._planner._target is None:
         run.play(limit=1)
     run.kill(4)
-    run.revive(4)  # its old life is still known: the new one takes over
+    run.revive(4)  # its old incarnation is still known: the new one takes over
     run.play()
     assert_ended(run, 300)
 
@@ -182,13 +182,13 @@ def test_groups_survive_a_restart_of_shard_0():
     again = core_of(auto(), size=28, generation=1)
     again.load_state_dict(run.shards[0].state_dict())
     assert format_groups(again.groups) == "1,2|3,4"
-    assert not again.has_started  # rounds of groups wait for everybody again
+    assert not again.has_started  # rounds of groups wait for all members again
     assert again._planner.formed.groups == ((1, 2), (3, 4))
     assert again._planner.formed.epoch == again.membership.epoch
 
 
 def test_a_shard_that_missed_a_change_catches_up():
-    """It heard nothing of the groups before the newest: then at least nobody waits for ever."""
+    """The shard missed all groups except the newest: no worker may wait for ever."""
     run = TimedRun(auto(), SPEEDS, nb_ps=2, iter_max=600)
     lost = []
 
@@ -200,7 +200,7 @@ def test_a_shard_that_missed_a_change_catches_up():
 
     run.send = send
     run.play(until=12.0)
-    lost[-1]()  # as it is told when it is back
+    lost[-1]()  # the shard learns the newest epoch
     run.play()
     assert_ended(run, 600)
     assert len(groups_of(run)) == 1

@@ -1,4 +1,4 @@
-"""Relayed rounds: workers add what the shard added, bit for bit, over the wire and after faults."""
+"""Relayed rounds: workers add the shard's sums bit for bit, over the wire and after faults."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ def relaying(value_dtype="int2", sync="bsp", **choices):
 
 
 class CheckedRun(MiniRun):
-    """After its replies a worker's model is the shards', bit for bit; operations are kept."""
+    """After its replies a worker's model equals the shards', bit for bit; operations are stored."""
 
     def __init__(self, *given, **more):
         self.operations, self.expected = [], {}
@@ -145,7 +145,7 @@ def on_wire(block):
 
 
 def json_and_arrays(value):
-    """Return plain data as it comes back from a file."""
+    """Return plain data after a round trip through a file."""
     if isinstance(value, dict):
         return {str(key): json_and_arrays(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -154,7 +154,7 @@ def json_and_arrays(value):
 
 
 class AsyncRun(CheckedRun):
-    """As CheckedRun; and how many rounds each relayed reply holds, and how many updates."""
+    """A CheckedRun that also counts the rounds and updates of each relayed reply."""
 
     def __init__(self, *given, **more):
         self.relayed = []

@@ -1,4 +1,4 @@
-"""What scripts set of their weights themselves, added by the PS beside the optimizer's step."""
+"""Weight changes by scripts, which the PS adds in addition to the optimizer's step."""
 
 import dataclasses
 
@@ -39,7 +39,7 @@ def test_what_all_workers_change_is_added_once(name, nb_ps):
     for worker in (1, 2, 3):
         push(run, worker, change)
     np.testing.assert_allclose(run.theta, THETA + change, rtol=0, atol=1e-6)
-    for worker in (1, 2, 3):  # whatever replies leave out, they end with the shards' weights
+    for worker in (1, 2, 3):  # workers end with the shards' weights
         push(run, worker, None)
     for worker in run.workers:
         np.testing.assert_array_equal(worker.base, run.theta)

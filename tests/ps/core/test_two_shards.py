@@ -1,4 +1,4 @@
-"""Rounds of two shards, with workers and shards that come and go: in the end all proceed."""
+"""Rounds of two shards with joining and leaving workers and shards: all workers proceed."""
 
 import collections
 import dataclasses
@@ -22,7 +22,7 @@ SHARDS, LEASE = (0, 1), 10.0
 
 
 class Part(PushRequest):
-    """A push of which only the step matters."""
+    """A push; only its step matters."""
 
     def __init__(self, step):
         object.__setattr__(self, "step", step)
@@ -39,7 +39,7 @@ class Worker:
 
 
 class Run:
-    """Two cores and their workers; every stream keeps its order, and chance which goes first."""
+    """Two cores and their workers; each stream is ordered, the order of streams is random."""
 
     def __init__(self, nb_workers):
         self.method, self.nb_workers = method("bsp", nb_workers=nb_workers), nb_workers
@@ -47,7 +47,7 @@ class Run:
         self.config = core_of(self.method, iter_max=10**9).config
         self.cores = [self.core(shard, 0) for shard in SHARDS]
         self.workers = [Worker(number) for number in range(1, nb_workers + 1)]
-        #: What is under way: (worker, shard, "up" or "down"), or "epochs" -> messages.
+        #: Messages under way: (worker, shard, "up" or "down"), or "epochs" -> messages.
         self.streams = collections.defaultdict(collections.deque)
         for worker in self.workers:
             for shard, part in enumerate(worker.parts):
@@ -64,7 +64,7 @@ class Run:
             self.method.sync.without_bound() if shard else self.method.sync,
         )
 
-    # -- what is under way ----------------------------------------------------------------
+    # -- messages under way ---------------------------------------------------------------
 
     def deliver(self, name):
         """Let the oldest message of a stream arrive."""
@@ -97,17 +97,17 @@ class Run:
                 self.streams[each.worker, shard, "down"].append(message)
 
     def expel(self, number):
-        """Let shard 0 hear that another shard misses a worker."""
+        """Notify shard 0 that another shard misses a worker."""
         member = events.WorkerIncarnation(number, number)
         self.handle(0, events.WorkerUnreachable(member))
 
     def restart(self, shard):
-        """Let a shard come back as it is, but without what only its process knew."""
+        """Restart a shard with its state, but without the knowledge of its old process."""
         before = self.cores[shard]
         self.cores[shard] = core = self.core(shard, before.config.generation + 1)
         core.load_state_dict(before.state_dict())
         self.streams["epochs"].clear()
-        if shard:  # shard 0 tells whoever follows what it told last
+        if shard:  # shard 0 repeats its last epoch to a following shard
             leader = self.cores[0]
             self.streams["epochs"].append(leader._epoch_of(leader.membership.epoch))
         for worker in self.workers:
@@ -119,7 +119,7 @@ class Run:
                 self.hello(worker, shard)
 
     def wait(self):
-        """Let more than a lease pass, in which nobody hears anything but that the others live."""
+        """Let more than a lease pass, in which nodes receive only heartbeats."""
         for _ in range(3):
             self.now += LEASE / 2
             for shard in SHARDS:

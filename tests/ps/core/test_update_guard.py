@@ -1,4 +1,4 @@
-"""A shard's guard: outliers are refused, counted and told, and nobody waits for them."""
+"""A shard's guard rejects, counts and reports outliers, and no worker waits for them."""
 
 import dataclasses
 
@@ -52,7 +52,7 @@ def test_a_group_does_not_wait_for_a_refused_push():
     core = joined(guarded(method("bsp", nb_workers=3), max_update_norm=3.0))
     push(core, 1, 1, 0, values=[0.5] * 4)
     assert reasons(push(core, 3, 1, 0, values=HUGE)) == ["OUTLIER"]
-    assert of(events.Reply, pull(core, 3)) == []  # its round is not over
+    assert of(events.Reply, pull(core, 3)) == []  # its round is still open
     replies = of(events.Reply, push(core, 2, 1, 0, values=[1.5] * 4))
     assert {reply.worker: reply.step for reply in replies} == {1: 1, 2: 1, 3: 0}
     np.testing.assert_allclose(core.model.theta, -0.1)  # the mean of the two that count

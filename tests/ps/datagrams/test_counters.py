@@ -1,4 +1,4 @@
-"""What shards have received: added up over sessions, shards and workers, then made a block of."""
+"""Datagram counters of shards: sums over sessions, shards and workers, and their block."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from thinwire.ops.routing.reassembler import ReassembledStep
 from thinwire.ps.core import events
 from thinwire.ps.datagrams.counters import DatagramCounts, log_step, summary_block
 
-#: Two channels beside the stream.
+#: Two channels in addition to the stream.
 COUNTERS = dataclasses.replace(
     ReassemblyCounters.zero(2),
     num_announced=[0, 10, 20],
@@ -89,7 +89,7 @@ def test_a_crowd_is_told_in_one():
     assert told.total() == crowd.total() and told.dropped == crowd.dropped
     several = DatagramCounts({number: COUNTERS for number in range(1, 201)})
     assert several.summarized() is several
-    assert len(several.to_json()) < 256 << 10  # as long as a report may be
+    assert len(several.to_json()) < 256 << 10  # as long as a report is allowed to be
 
 
 def test_the_block_means_over_all_pushes_and_shards():
@@ -134,7 +134,7 @@ def test_the_block_has_a_row_for_each_channel_and_worker():
         "late": 5,
         "lost": 3,
     }
-    (row,) = found["workers"]  # what a crowded shard told in one is in the totals alone
+    (row,) = found["workers"]  # counts without a worker are only in the totals
     assert (row["id"], row["pushes"], row["fresh"], row["lost"]) == (1, 4, 0.75, 4)
     assert row["datagrams_sent"] == 31 and row["fallen_back"] is False
     assert found["pushes"] == 5
@@ -149,7 +149,7 @@ def test_the_block_before_anything_is_known():
 
 
 def test_more_late_than_announced_is_no_gain():
-    """A worker may say what it likes."""
+    """A worker may send any counters."""
     liar = dataclasses.replace(ReassemblyCounters.zero(1), num_announced=[0, 1], num_late=[0, 7])
     assert summary_block([DatagramCounts({1: liar})], {}, 1)["lost"] == 0
 
@@ -174,5 +174,5 @@ def test_any_number_of_lives_leaves_one_book_of_a_worker():
         port.turn()
         worker = port.join(1, life)
         worker.send(worker.begin())
-    assert len(port.receiver.counters()) == 2  # of all that are closed, and of the open one
+    assert len(port.receiver.counters()) == 2  # the sum of closed sessions, and the open one
     assert sum(sum(each.num_datagrams) for each in port.counters(1)) == 51 * once

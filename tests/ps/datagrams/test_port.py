@@ -1,4 +1,4 @@
-"""A shard's UDP ports on loopback: who gets in, what is counted, and what if the receiver dies."""
+"""A shard's UDP ports on loopback: admission, counters, and a dead receiver."""
 
 import contextlib
 import socket
@@ -74,7 +74,7 @@ def test_a_receiver_that_fails_is_told_once_and_workers_change_to_the_stream(cap
     with opened() as port:
         worker = port.join(1)
         waiting = worker.begin()
-        worker.mark(waiting)  # for datagrams that will not come
+        worker.mark(waiting)  # waits for datagrams that never arrive
         receiver = port.port._udp
         receiver._owner = None
         receiver.wake()

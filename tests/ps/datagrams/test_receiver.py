@@ -1,4 +1,4 @@
-"""Pushes put together of streams and datagrams, by the real receiver before a real core."""
+"""Pushes assembled from streams and datagrams, by the real receiver and a real core."""
 
 import math
 
@@ -113,7 +113,7 @@ def test_a_following_shard_keeps_the_session_of_a_worker_that_is_no_member_yet()
     assert len(port.receiver.session_ids()) == 2
     two.push(two.begin(ramp()))
     np.testing.assert_array_equal(values_of(port.pushed[0]), ramp())
-    for number, live in ((3, (1,)), (4, (1, 2))):  # its next life is there before its end
+    for number, live in ((3, (1,)), (4, (1, 2))):  # its next incarnation starts before its end
         if number == 3:
             again = port.join(2, 2001)
         port.queue.append(events.MembershipEpoch(number, live, True))
@@ -167,7 +167,7 @@ def test_a_push_without_a_session_is_refused_and_never_an_empty_one(port, incarn
         (1, "NOT_MEMBER", 1)
     ]
     assert not port.core._members[1].submitted and not port.core._members[1].buffered
-    again = port.join(1, one.incarnation, reconnects=True)  # as the refusal asks
+    again = port.join(1, one.incarnation, reconnects=True)  # as the rejection requests
     again.push(outgoing)
     np.testing.assert_array_equal(values_of(port.pushed[-1]), np.ones(28, np.float32))
 

@@ -1,4 +1,4 @@
-"""What a datagram receiver refuses: impossible pushes, and datagrams of strangers."""
+"""A datagram receiver rejects impossible pushes and datagrams of strangers."""
 
 import math
 
@@ -103,7 +103,7 @@ def test_announcements_of_tensors_that_leave_gaps_are_malformed():
 
 
 def test_parts_without_end_are_malformed():
-    """They would be kept until a last one comes, which never does."""
+    """The shard would store them until a last part comes, which never comes."""
     port, worker = alone(dgt_marker="tensor", dgt_wait_ms=1000.0)
     push, _ = worker.messages(worker.begin())[0]
     push.payload_bytes = 0

@@ -1,4 +1,4 @@
-"""Datagrams and pushes that come again, break off, or come late; and what is kept of them."""
+"""Repeated, broken and late datagrams and pushes, and the state stored for them."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""A shard that died comes back from its journal as it was, bit for bit."""
+"""A restarted shard has the state of its journal, bit for bit."""
 
 import dataclasses
 import random
@@ -114,7 +114,7 @@ SCRIPTED = {
 
 
 def live(run, turns, rng):
-    """Let things happen: steps, silence, losses and returns, snapshots."""
+    """Run steps, silences, losses, returns and snapshots."""
     for _ in range(turns):
         chance = rng.random()
         worker = run.workers[rng.randint(1, len(run.workers))]
@@ -322,7 +322,7 @@ def test_an_end_that_only_the_journal_knows_is_left_to_do(tmp_path):
 
 @pytest.mark.parametrize("overflow", [False, True])
 def test_a_push_without_a_message_of_its_own_is_journaled_with_all_its_claims(tmp_path, overflow):
-    """As one that came by datagrams."""
+    """For example a push that came by datagrams."""
     run = JournaledRun(tmp_path, METHODS["bsp"](), iter_max=99)
     values = np.arange(run.layouts[0].size, dtype=np.float32)
     update = NOTHING if overflow else Update(None, values)
@@ -386,6 +386,6 @@ def test_an_end_by_the_scripts_that_only_the_journal_knows_is_left_to_do(tmp_pat
     again = shard(tmp_path / "run")
     again.replay(lambda config, seconds: run.fresh(0, config, seconds), coder)
     assert again.core["lifecycle"]["stop_reason"] == FINISHED and again.finished is None
-    saved.put(0, core.state_dict(), "abc", {}, {}, RECEIVED)  # everybody has learned of it
+    saved.put(0, core.state_dict(), "abc", {}, {}, RECEIVED)  # all shards know the epoch
     saved.flush()
     assert shard(tmp_path / "run").finished == FINISHED

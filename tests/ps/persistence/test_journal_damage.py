@@ -1,4 +1,4 @@
-"""What a shard does with a journal, or snapshots, that somebody or something has damaged."""
+"""A shard's restart with a damaged journal or damaged snapshots."""
 
 import dataclasses
 import random
@@ -18,7 +18,7 @@ def newest(folder):
 
 
 def lasting(state):
-    """What a restart does not change."""
+    """The state that a restart does not change."""
     return {name: state[name] for name in ("model", "scheduler", "members", "averages")}
 
 
@@ -53,14 +53,14 @@ def saved(tmp_path_factory):
 
 @pytest.mark.parametrize("damage", SNAPSHOTS)
 def test_a_damaged_snapshot_falls_back_to_those_before(saved, tmp_path, damage):
-    """Each of them has all that was told since, down to the first."""
+    """An earlier snapshot plus its journals holds all later events, down to the first one."""
     kept, saved.folder = saved.folder, tmp_path / "copy"
     shutil.copytree(kept, saved.folder)
     for _ in range(3):
         doomed = newest(saved.folder / "0")
         SNAPSHOTS[damage](doomed)
         assert_back(saved)
-        shutil.rmtree(doomed, ignore_errors=True)  # so that the next one is another
+        shutil.rmtree(doomed, ignore_errors=True)  # so that the next snapshot differs
     saved.folder = kept
 
 
@@ -76,7 +76,7 @@ def test_lives_follow_each_other_in_one_journal(tmp_path):
         run.restart()
         assert run.shards[0].config.generation == generation
     live(run, 40, rng)
-    for _ in range(3):  # even without the snapshots that the later lives began with
+    for _ in range(3):  # even without the first snapshots of the later lives
         assert_back(run)
         shutil.rmtree(newest(tmp_path / "0"))
     assert_back(run)
@@ -115,7 +115,7 @@ FILES = {
     "cut in two": cut_in_two,
 }
 WHOLE_FILES = ("a byte damaged", "cut in two")  # there is something before the damage
-HARMLESS = ("missing", "empty", "magic cut", "head cut")  # of the last: as if it never had begun
+HARMLESS = ("missing", "empty", "magic cut", "head cut")  # of the last file: as if never begun
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
@@ -143,7 +143,7 @@ def test_a_chain_is_followed_up_to_the_damage(chain, tmp_path, damage, number):
 
 @pytest.mark.parametrize("damage", ["missing", "head damaged", "a byte damaged", "cut in two"])
 def test_a_life_after_damage_goes_on_from_there(chain, tmp_path, damage):
-    """What lies beyond the damage is left aside, in this restart and in all that follow."""
+    """Records behind the damage are ignored, in this restart and in all later restarts."""
     run, states, _ = chain
     for each in (1, 2, 3):
         shutil.copy(path_of(run.folder / "0", each), path_of(tmp_path, each))
@@ -170,13 +170,13 @@ def test_a_kill_between_the_journals_cut_and_its_snapshot_loses_nothing(tmp_path
     for _ in range(3):
         live(run, 15, rng)
         run.journals[0].begin(ReplaySettings(run.shards[0].config, 10.0).to_plain())
-    assert_back(run)  # nothing has been told since
+    assert_back(run)  # no event since
     live(run, 5, rng)
     assert_back(run)
 
 
 def test_a_kill_during_recovery_changes_nothing(tmp_path):
-    """Whatever has been written by then: the old snapshot and all files still tell the same."""
+    """At any point of the recovery the old snapshot and all files still give the same state."""
     run = JournaledRun(tmp_path, METHODS["gsp"](), iter_max=150)
     run.join_all()
     live(run, 60, random.Random(3))
@@ -193,7 +193,7 @@ def test_a_kill_during_recovery_changes_nothing(tmp_path):
 
 
 def test_what_is_told_after_a_cut_comes_back_in_all_later_lives(chain, tmp_path):
-    """The files that went on from beyond the damage are older than the one that goes on from it."""
+    """Files that continued behind the damage are older than the file that continues before it."""
     run, _, _ = chain
     for each in (1, 2, 3):
         shutil.copy(path_of(run.folder / "0", each), path_of(tmp_path, each))
@@ -216,7 +216,7 @@ def test_no_generation_is_used_again_though_its_file_cannot_be_reached(chain, tm
     run, _, _ = chain
     shutil.copy(path_of(run.folder / "0", 1), path_of(tmp_path, 1))
     config = dataclasses.replace(run.shards[0].config, generation=7)
-    lost = Journal(tmp_path, run.coders[0], 112, JournalPosition(2, 500))  # file 2 is gone
+    lost = Journal(tmp_path, run.coders[0], 112, JournalPosition(2, 500))  # file 2 is missing
     lost.begin(ReplaySettings(config, 10.0).to_plain())
     lost.close()
     come, _ = run.come_back(folder=tmp_path)

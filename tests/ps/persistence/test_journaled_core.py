@@ -1,4 +1,4 @@
-"""Writing down before handling; what happens when the disk refuses; when a journal is kept."""
+"""The core journals events before it handles them; disk failures; when a journal is kept."""
 
 import contextlib
 import errno
@@ -28,7 +28,7 @@ MODEL = ModelSpec((TensorSpec("kernel", (300, 400)), TensorSpec("b", (400,))))
 
 
 class FullDisk:
-    """A file on a disk with so many bytes of space; a write that does not fit is cut short."""
+    """A file on a disk with this many free bytes; a write that does not fit is cut short."""
 
     def __init__(self, path, space):
         self.file = open(path, "xb", buffering=0)  # noqa: SIM115 - it is the journal's to close
@@ -48,7 +48,7 @@ class FullDisk:
 
 
 class Written(MiniRun):
-    """One shard that writes a journal on a disk with so much space."""
+    """One shard that writes a journal on a disk with this many free bytes."""
 
     def __init__(self, folder, space):
         super().__init__(method("adacomp", 2, compression_rate=0.2), iter_max=500)
@@ -69,7 +69,7 @@ class Written(MiniRun):
 
 
 def written(run):
-    """Return the events in the journal, up to what was cut short."""
+    """Return the events in the journal, up to the record that was cut short."""
     found = []
     with contextlib.suppress(DamagedRecord):
         for _, body in bodies(journal.contents(path_of(run.folder, 1))):
@@ -107,7 +107,7 @@ def test_a_full_disk_at_a_new_file_ends_the_run_before_the_next_event(tmp_path):
 
 def test_the_exit_code_is_that_of_a_directory_that_cannot_be_written():
     assert EXIT_OF_STOP[STOP_REASON] == EXIT_CONFIGURATION
-    assert not is_finished(None, STOP_REASON, None)  # the same command goes on
+    assert not is_finished(None, STOP_REASON, None)  # the same command continues
 
 
 def test_a_snapshot_comes_when_the_journal_has_become_long(tmp_path, monkeypatch):
@@ -120,7 +120,7 @@ def test_a_snapshot_comes_when_the_journal_has_become_long(tmp_path, monkeypatch
     taken = [each for _, each in run.actions if isinstance(each, events.SaveSnapshot)]
     assert taken and taken[0].state["model"]["version"] == taken[0].version > 0
     summary = run.journaled.summary()
-    assert summary == {}  # nobody has said what the summary is to tell
+    assert summary == {}  # no node has sent the summary's content
     run.journaled.about = {"on": True}
     found = run.journaled.summary()["journal"]
     assert found["events"] == run.journal.num_records and found["bytes"] > 3000
@@ -147,7 +147,7 @@ def test_the_size_of_pushes_is_measured(name, choices, low, high):
 
 
 def test_a_following_shard_whose_disk_is_full_acknowledges_no_push(tmp_path):
-    """It cannot end the run by itself; what it acknowledged would be in no journal."""
+    """A following shard cannot end the run; updates that it acknowledged would be in no journal."""
     core = joined(guarded(method("asgd"), leads=False))
     core.handle(events.MembershipEpoch(1, (1, 2), True, None, (1, 2)), 0.0)
     coder = EventCoder(ShardLayout((Slice(0, 0, 4),)), core.model.method, KERNELS)
@@ -162,7 +162,7 @@ def test_a_following_shard_whose_disk_is_full_acknowledges_no_push(tmp_path):
         replies = of(events.Reply, journaled.handle(event, 0.0))
     applied = core.version
     assert step > 1 and not [each for each in replies if each.stop_reason is None]
-    for again in (step, step + 1):  # a retry, and whatever comes behind it
+    for again in (step, step + 1):  # a retry and later events
         event = events.Push(1, 1, again, applied, 0, 1, update, 1, 1, 1.0)
         assert journaled.handle(event, 1.0) == []
     assert core.version == applied

@@ -1,4 +1,4 @@
-"""A shard's files on a real S3-compatible server, whose writer is killed in mid-upload."""
+"""A shard's files on a real S3-compatible server when the writer is killed during an upload."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a shard finds of itself when it starts again, and whose it must be."""
+"""The files that a starting shard finds, and the check that they are the shard's own."""
 
 import errno
 import threading
@@ -104,7 +104,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(tmp_path):
 
 
 def test_every_snapshot_on_disk_keeps_its_journal(tmp_path):
-    """Those of an earlier life, too, of which nobody knows which files they need."""
+    """Snapshots of an earlier process count too, although the files that they need are unknown."""
     saved, folder = shard(tmp_path), tmp_path / "checkpoints" / "ps-0"
     saved.open()
     core = {
@@ -204,7 +204,7 @@ def test_a_run_directory_of_the_version_before_is_refused_by_a_sentence_that_hel
 
 
 def test_another_machine_goes_on_from_stored_checkpoints(tmp_path, caplog):
-    """Each machine has a run directory of its own; journals of the same names lie in them."""
+    """Each machine has a separate run directory; journals of the same names lie in them."""
     stored = f"--checkpoint_dir={tmp_path / 'stored'}"
 
     def life(machine, journal):

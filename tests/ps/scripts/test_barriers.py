@@ -1,4 +1,4 @@
-"""Barriers of scripts by an injected clock: when they open, when nobody waits, how a run ends."""
+"""Barriers of scripts on a fake clock: when they open, leaving workers, the end of a run."""
 
 import pytest
 from hypothesis import given, settings
@@ -31,7 +31,7 @@ LEASE, PATIENCE = 10.0, 100.0
 
 
 class Scripts:
-    """Barriers whose scripts are named by a line of words, at a clock that the test moves."""
+    """Barriers with scripts named by a line of words, on a clock that the test moves."""
 
     def __init__(self, nb_workers=2, barriers=None):
         self.barriers = barriers or Barriers(nb_workers, LEASE, PATIENCE)
@@ -56,7 +56,7 @@ class Scripts:
         return self.note(self.barriers.finish(worker, failed, message, self.now))
 
     def wait(self, seconds, *alive):
-        """Let time pass; some scripts give signs of life, all others none."""
+        """Let time pass; the named scripts send heartbeats, all others send none."""
         self.now += seconds
         for worker in alive:
             self.note(self.barriers.alive(worker, self.now))
@@ -169,7 +169,7 @@ def test_after_a_restart_those_who_are_gone_cost_no_more_than_two_leases():
 
 
 def test_a_later_barrier_counts_for_the_earlier_ones():
-    """Nobody waits for somebody who waits: a new incarnation, a shard that knows nothing."""
+    """No worker waits for a waiting worker: a new incarnation, a shard that knows nothing."""
     scripts = Scripts(2).begin(1, 2).arrive(1, "fit-3-end").arrive(2, "fit-1-begin")
     assert scripts.opened == [(2, "fit-1-begin")]
     assert Scripts(2).begin(1, 2).arrive(1, "x").arrive(2, "y").opened == [(1, "x"), (2, "y")]
@@ -264,7 +264,7 @@ def test_reasons_have_exit_codes_and_finished_is_final():
     assert not is_finished(None, SCRIPT_FAILED, None), "the same command goes on"
 
 
-# -- whatever happens ----------------------------------------------------------------------------
+# -- random events -----------------------------------------------------------------------------
 
 NAMES = [f"fit-{fit}-{end}" for fit in (1, 2, 3) for end in ("begin", "end")]
 EVENTS = st.lists(
@@ -278,7 +278,7 @@ EVENTS = st.lists(
 
 
 class World:
-    """Scripts that make the same calls of fit, die and come back, and a shard that does, too."""
+    """Scripts that make the same calls of fit, die and return, and a shard that restarts, too."""
 
     def __init__(self):
         self.now, self.ended = 0.0, None
@@ -295,7 +295,7 @@ class World:
         self.absent_at = None  # when those that never came are not waited for
 
     def note(self, worker, outcomes):
-        """Check what the shard made of a message of a worker, or of time."""
+        """Check the shard's reaction to a worker's message or to the passing of time."""
         for outcome in outcomes:
             if isinstance(outcome, ChiefNamed):
                 lost = set(range(1, outcome.chief)) & self.seen.keys() - self.finished
@@ -393,7 +393,7 @@ def test_nothing_opens_early_and_nobody_waits_for_ever(events):
                 "restart": world.restart,
                 "time": lambda s=seconds: world.wait(s),
             }[what]()
-    # Those that are left go on, and time passes for the others: everybody comes to the end.
+    # The remaining scripts continue, and the leases of the others expire: all reach the end.
     for _ in range(20 * len(NAMES)):
         for worker in sorted(world.at):
             if world.ended is None and worker not in world.finished:
@@ -519,7 +519,7 @@ def test_a_shard_that_was_started_again_holds_nobody_who_has_passed_the_start():
 
 
 def test_scripts_that_never_came_are_excused_for_a_stall_of_the_shard():
-    """They may have knocked while it stood still."""
+    """They may have dialed while the shard stood still."""
     barriers = Barriers(2, LEASE, PATIENCE)
     barriers.begin(1, 1, 0.0)
     barriers.excuse(50.0)
@@ -531,7 +531,7 @@ def test_scripts_that_never_came_are_excused_for_a_stall_of_the_shard():
 
 @pytest.mark.parametrize("settles", ["arrives", "ends"])
 def test_an_evaluator_that_is_started_again_holds_up_nobody(settles):
-    """One that has come has done at the top of its script what must be done before the run."""
+    """A script that has arrived has done its work at the top, which must precede the run."""
     scripts = Scripts().begin(1, 2).arrive(1, START_WITH_SUPERVISOR)
     first = scripts.barriers.first_evaluator
     first.report(True)

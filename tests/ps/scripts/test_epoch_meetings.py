@@ -1,4 +1,4 @@
-"""Meetings of scripts at the ends of epochs, by an injected clock: who waits, and what they get."""
+"""Meetings of scripts at epoch ends, on a fake clock: who waits, and what the scripts receive."""
 
 import math
 

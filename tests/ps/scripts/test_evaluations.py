@@ -1,4 +1,4 @@
-"""Evaluations that scripts request, by an injected clock: when, by whom, and if nobody does."""
+"""Evaluations requested by scripts, on a fake clock: times, evaluators, and no evaluator."""
 
 import pytest
 
@@ -79,7 +79,7 @@ class World:
 
     @property
     def answered(self):
-        """Return (worker, fit, epoch, its loss or why there is none) since the last look."""
+        """Return (worker, fit, epoch, its loss or why it has no loss) since the previous call."""
         found = [
             (each.worker, each.message.evaluated)
             for each in self._taken(ForScript)
@@ -225,7 +225,7 @@ def test_a_time_in_which_the_process_stood_still_does_not_count():
 
 
 class Observer(ControlStream):
-    """Of a Supervisor or an evaluator."""
+    """Control stream of a Supervisor or an evaluator."""
 
     def __init__(self, shard, role, **fields):
         version = messages.PROTOCOL_VERSION

@@ -1,4 +1,4 @@
-"""Slots of an optimizer that has moved before the run, from a worker's offer to a shard's state."""
+"""Optimizer slots with steps before the run, from a worker's offer to a shard's state."""
 
 import numpy as np
 import pytest

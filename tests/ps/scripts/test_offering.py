@@ -1,4 +1,4 @@
-"""A shard without model takes that of the first worker, and refuses what is no good."""
+"""A shard without a model accepts the first worker's offer and rejects invalid offers."""
 
 import concurrent.futures
 import dataclasses
@@ -104,7 +104,7 @@ def test_a_shard_takes_no_weights_of_another_worker_than_shard_0(tmp_path):
         leave_all(first, second)
 
 
-# -- what is no good ------------------------------------------------------------------------------
+# -- invalid offers ----------------------------------------------------------------------------
 
 
 def with_rows(**rows):
@@ -199,7 +199,7 @@ def test_an_optimizer_that_is_no_good_is_refused_and_a_good_worker_trains_afterw
 
 
 def push(worker):
-    """Push one gradient, and wait for the reply; return whether the run goes on."""
+    """Push one gradient, and wait for the reply; return True if the run continues."""
     gradient = np.ones(OFFER.spec.num_parameters, np.float32)
     outgoing = worker.submit(gradient, 10, 1.0, None, time.monotonic())
     worker.exchange_round(outgoing, lambda weights: None)
@@ -290,7 +290,7 @@ def test_a_larger_model_than_allowed_is_refused_by_the_flag_s_name(tmp_path):
 
 
 class Stranger:
-    """A stream of a worker that says what it likes."""
+    """A worker's stream with arbitrary messages."""
 
     def __init__(self, run, number=1):
         worker = run.worker(number)
@@ -459,7 +459,7 @@ def test_an_interrupted_shard_ends(tmp_path):
 
 
 class HeldStream:
-    """A worker's stream, as far as a stage looks at it."""
+    """The part of a worker's stream that a stage uses."""
 
     peer, lost, closed, evidence = "here", False, False, PeerEvidence()
 
@@ -480,7 +480,7 @@ def reader_of(number):
 
 
 def test_nobody_is_late_whose_model_is_being_built(tmp_path):
-    """That may take longer than a lease; the worker has nothing more to send."""
+    """Building a model may take longer than a lease; the worker has nothing more to send."""
     with offered_run(tmp_path) as run:
         now = [0.0]
         stage, reader = stage_at(run, now), reader_of(1)
@@ -514,7 +514,7 @@ def test_the_place_of_the_worker_that_offers_ends_with_its_own_stream(tmp_path):
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_who_has_no_token_offers_no_model(tmp_path, number):
-    """Not to a following shard either, whose weights would be that client's."""
+    """A following shard must not accept it either, because its weights would be the client's."""
     with offered_run(tmp_path, nb_ps=2) as run:
         settings, own, _ = run.settings(f"--id_ps={number}", "--type_node=PS")
         stage, stream = OfferStage(settings, own), HeldStream()
@@ -523,7 +523,7 @@ def test_who_has_no_token_offers_no_model(tmp_path, number):
         reader = OfferReader(stage, stream)
         assert not reader.receive(pb.ToServer(hello=hello).SerializeToString())
         assert sum(stage.guard.refused.values()) == 1
-        assert stage.claim(reader_of(2)) == (number == 0)  # nobody has the place
+        assert stage.claim(reader_of(2)) == (number == 0)  # the place is free
         stage.guard = ConnectionGuard()
         assert OfferReader(stage, HeldStream()).receive(
             pb.ToServer(hello=hello).SerializeToString()

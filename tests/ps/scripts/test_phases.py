@@ -1,4 +1,4 @@
-"""A shard that serves one model takes that of the script's next phase, and goes on counting."""
+"""A shard with a model accepts the model of the script's next phase and keeps counting."""
 
 import concurrent.futures
 import dataclasses
@@ -33,7 +33,7 @@ class Script:
     """One worker of a script, with its control stream.
 
     Args:
-        run: Of the test.
+        run: Name of the run.
         number: The worker's id.
     """
 
@@ -75,7 +75,7 @@ class Script:
 
 
 def together(scripts, verb):
-    """Let all scripts do something, each in a thread of its own; return what they return."""
+    """Run a function for all scripts, each in its own thread; return the results."""
     with concurrent.futures.ThreadPoolExecutor() as threads:
         return list(threads.map(verb, scripts))
 
@@ -107,7 +107,7 @@ def test_all_go_on_with_the_chief_s_model_and_version_and_examples_go_on(nb_ps, 
 
 
 def central(run, script, spec, phase):
-    """Return the weights that an evaluator of a phase gets."""
+    """Return the weights that an evaluator receives in a phase."""
     settings, _, _ = run.settings()
     offer = OFFER if spec is SPEC else OTHER
     layouts = offered_layouts(settings, offer)
@@ -223,7 +223,7 @@ def test_a_shard_that_is_started_again_is_in_the_phase_that_it_was_in(journal, t
 
 
 def test_models_of_phases_that_were_undone_are_not_known():
-    """A shard that falls back to an earlier snapshot has models on disk of what came behind it."""
+    """A shard that restarts from an earlier snapshot has the models of later phases on disk."""
     layout = ShardLayout((Slice(0, 0, 3),))
     update = Update(None, np.ones(3, np.float32))
     reply = events.Reply(0, 0, Operation.FULL, update, 5, 1, 0.1, samples=0, stop_reason=None)

@@ -1,4 +1,4 @@
-"""The control streams of scripts at a real server: who may open one, and what comes of it."""
+"""Control streams of scripts at a real server: who may open one, and its effects."""
 
 import types
 
@@ -39,7 +39,7 @@ class ControlStream:
 
 
 class Script(ControlStream):
-    """Of a worker's script."""
+    """Control stream of a worker's script."""
 
     def __init__(self, server, worker, **fields):
         super().__init__(server, hello(worker, **fields))
@@ -120,7 +120,7 @@ def test_a_new_stream_of_a_script_takes_the_place_of_the_old_one():
     assert old.stream.closed
     old.reader.forget()
     shard.server.run_until(shard.server.queue.empty)
-    old.send(finished=pb.Finished(failed=True))  # what is still under way of it
+    old.send(finished=pb.Finished(failed=True))  # its pending messages
     assert shard.core.stop_reason is None
     new.send(barrier=pb.Barrier(name="fit-1-begin"))
     other.send(barrier=pb.Barrier(name="fit-1-begin"))
@@ -132,7 +132,7 @@ def test_a_script_needs_the_certificate_of_its_worker():
 
 
 class EvaluatorStream(ControlStream):
-    """Of an evaluator."""
+    """Control stream of an evaluator."""
 
     def __init__(self, shard, incarnation):
         first = hello(0, role=pb.ROLE_EVALUATOR, incarnation=incarnation)
@@ -145,7 +145,7 @@ class EvaluatorStream(ControlStream):
 
 
 def test_only_the_evaluator_that_has_the_place_answers():
-    """The former one may live: it has the weights of its own streams."""
+    """The earlier evaluator may live: it has the weights of separate streams."""
     shard = Shard()
     one = Script(shard, 1)
     Script(shard, 2)

@@ -1,4 +1,4 @@
-"""A server to which workers come, and none is admitted, ends; one that nobody visits waits on."""
+"""A server that admits no worker ends; a server that no worker contacts keeps waiting."""
 
 import collections
 

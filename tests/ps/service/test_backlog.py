@@ -1,4 +1,4 @@
-"""A reader waits for the writer thread where much of its client is queued, and only there."""
+"""A reader waits for the writer thread only if many events of its client are queued."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A client's request that fails costs that client alone: the writer thread serves the others."""
+"""A failing request affects only its client: the writer thread serves all other clients."""
 
 import contextlib
 import threading
@@ -37,7 +37,7 @@ def log(monkeypatch):
 
 
 def look(shard, **fields):
-    """Let somebody who looks say Hello."""
+    """Send the Hello of a monitoring client."""
     return shard.say(role=pb.ROLE_SUPERVISOR, id=0, fingerprint=[], **{"model": [], **fields})
 
 
@@ -57,7 +57,7 @@ def trains(shard):
 def test_who_wants_a_status_that_cannot_be_made_is_rejected_and_the_others_are_served(log):
     shard = Shard("asgd")
     made, shard.server.observers.on_status = shard.server.observers.on_status, fail
-    shard.server._due["status"] = float("inf")  # nobody but those who look wants one
+    shard.server._due["status"] = float("inf")  # only monitoring clients request one
     first, second = look(shard), look(shard)
     for stream in (first, second):
         refusal = refusal_of(stream)

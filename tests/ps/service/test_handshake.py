@@ -1,4 +1,4 @@
-"""Who may join: what the PS compares of a worker's settings, and what it leaves to the worker."""
+"""Admission of workers: settings that the PS compares, and settings that may differ."""
 
 import math
 import threading
@@ -18,7 +18,7 @@ from thinwire.worker.client.exchange import Exchange
 
 
 def hello_of(*flags):
-    """Return what a worker with these flags says to shard 0."""
+    """Return the Hello that a worker with these flags sends to shard 0."""
     with given("--nb_workers=2", *flags):
         run = read_run()
     layouts = run.method.place(SPEC, 1)
@@ -116,7 +116,7 @@ def test_a_following_shard_is_one_of_the_others(number, is_refused):
 
 @pytest.mark.parametrize(("phase", "reason"), [(1, True), (2, False), (3, True)])
 def test_a_following_shard_joins_in_the_phase_of_shard_0_alone(phase, reason):
-    """One that is ahead has another model as well, and would take epochs of the former phase."""
+    """A worker in a later phase has another model, and would take epochs of the earlier phase."""
     mine = identity("run", 0, 2, 0, [], SPEC, [], phase=2)
     theirs = identity("run", 1, 2, 0, [], SPEC, [], phase=phase)
     found = check_hello(hello_to_leader(theirs), mine)

@@ -1,8 +1,8 @@
-"""Clients that lie: 10^5 random and mutated messages against the real reader, server and core.
+"""10^5 random and mutated messages against the real reader, server and core change nothing.
 
-An honest worker's stream is read to its end by a StreamReader, and between its frames other streams
-say whatever a seeded generator makes up. Every push they make up carries a defect that no mutation
-mends, so the model must stay what the honest worker made it.
+A StreamReader reads an honest worker's stream to its end. Between the frames other streams send
+messages from a seeded generator. Every generated push carries a defect that no mutation
+repairs, so the model must equal the result of the honest worker alone.
 """
 
 import math
@@ -23,7 +23,7 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.wire.push_decoder import PushDecoder
 from thinwire.worker.core.messages import ShardReply
 
-NUM_MESSAGES = 100_000  # of `make product`; a fifth of them in every run
+NUM_MESSAGES = 100_000  # number of frames in `make product`; a fifth of them in every run
 ROUNDS = 50  # pushes of the honest worker
 
 
@@ -36,7 +36,7 @@ def quiet():
 
 
 class Honest:
-    """The worker that must come through: the real worker core on a stream of its own."""
+    """The honest worker, whose pushes must be applied: the real worker core on its own stream."""
 
     def __init__(self, shard):
         self.shard, self.worker = shard, MiniWorker(HONEST, shard.run)
@@ -98,7 +98,7 @@ class Honest:
         return self.stream.read()
 
 
-#: Method -> what makes it one push a gradient, without waiting for the rogue.
+#: Method -> settings with which one worker can push without waiting for the rogue.
 CHOICES = {
     "adacomp": {"compression_rate": 0.25},
     "asgd": {},
@@ -149,7 +149,7 @@ def test_non_finite_pushes_are_refused_and_counted(value, dtype):
         "float32": (np.float32([1, value]), 1.0),
         "float16": (np.float16([1, value]), 1.0),
         "bfloat16": ((np.float32([1, value]).view(np.uint32) >> 16).astype(np.uint16), 1.0),
-        "int8": (np.int8([100, 100]), 3e38),  # finite but for their product
+        "int8": (np.int8([100, 100]), 3e38),  # finite values with an infinite product
     }[dtype]
     block = Block(0, 24, np.array([2, 3]), CodedValues(dtype, data, scale))
     message = pb.ToServer()
@@ -193,7 +193,7 @@ def test_a_refused_hello_cannot_act_for_the_worker_it_named():
         frame(report=pb.Report(document='{"id": 1, "bytes_up": 9}')),
         frame(pull=pb.Pull()),
     ]
-    imposter.incoming = lambda: iter(frames)  # all at once, before the core has judged
+    imposter.incoming = lambda: iter(frames)  # all together, before the core has handled one
 
     def holder():
         yield frame(hello=shard.hello(id=HONEST, incarnation=7))
@@ -210,7 +210,7 @@ def test_a_refused_hello_cannot_act_for_the_worker_it_named():
 def test_a_stream_that_breaks_before_its_welcome_leaves_the_id_free():
     shard = Shard("asgd")
     broken = Stream(shard.server, [])
-    broken.incoming = lambda: iter([frame(hello=shard.hello())])  # gone before the core runs
+    broken.incoming = lambda: iter([frame(hello=shard.hello())])  # closed before the core runs
     broken.read()
     assert broken.last("welcome")[0] is not None
     assert shard.say().last("welcome")[0] is not None

@@ -1,6 +1,6 @@
-"""No value of a client reaches a document unchecked: it is rejected and counted.
+"""No client's value reaches a document unchecked: invalid values are rejected and counted.
 
-After each lie the shard makes every document that it sends, and a reader takes it.
+After each invalid value the shard makes every document that it sends, and a reader accepts each.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Summaries wait for the last figures of following shards, for a while."""
+"""Summaries wait for the last figures of following shards, up to a time limit."""
 
 import json
 import time

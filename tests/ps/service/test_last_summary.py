@@ -1,4 +1,4 @@
-"""Who writes the summary at the end: shard 0 only where no Supervisor has."""
+"""Shard 0 writes the final summary only if no Supervisor has written it."""
 
 import json
 import types
@@ -47,7 +47,7 @@ class Board:
 
 
 def shard_in(folder, **changes):
-    """A shard 0 at its end whose Supervisor is still at its report."""
+    """A shard 0 at its end while its Supervisor still writes the report."""
     quiet = types.SimpleNamespace(close=lambda: None, flush=lambda: None)
     shard = ShardProcess.__new__(ShardProcess)
     shard.run, shard.leads, shard.core = run_in(folder, **changes), True, Core()

@@ -1,4 +1,4 @@
-"""A following shard's stream to shard 0: what it does when the stream breaks."""
+"""A following shard's stream to shard 0 is reopened when the stream breaks."""
 
 import types
 
@@ -29,7 +29,7 @@ class Stream:
 
 @pytest.fixture
 def leader():
-    """A client that gets three streams, one after the other; then shard 0 is gone."""
+    """A client that gets three streams, one after the other; then shard 0 is unreachable."""
     made = LeaderClient("here", pb.Hello(), ShardLayout(()), lambda event: None, str)
     made.events, made.streams = [], [Stream(number) for number in (1, 2, 3)]
     left = iter(made.streams)

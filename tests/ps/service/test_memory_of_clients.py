@@ -1,4 +1,4 @@
-"""What one client can make a shard keep: as much as the pages promise, and no more."""
+"""The memory that one client can make a shard use stays within the documented bounds."""
 
 import threading
 import time
@@ -97,7 +97,7 @@ def test_a_supervisor_that_stands_still_misses_reports_which_are_counted():
 
 
 class Served:
-    """A shard of 100,000 parameters on a port, whose writer thread can be held."""
+    """A shard of 100,000 parameters on a port; the test can pause its writer thread."""
 
     def __init__(self):
         chosen = method("asgd", nb_workers=2)
@@ -131,7 +131,7 @@ class Served:
         assert busy.wait(WAIT_SECONDS)
 
     def attack(self, attack):
-        """Send what `attack` makes while the writer is held, and read no reply; return the peak."""
+        """Send the frames of `attack` to a paused writer, read no reply; return the peak."""
         sent = [*attack(self)]
         channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
         welcomed, over = threading.Event(), threading.Event()
@@ -169,7 +169,7 @@ class Served:
 
 
 def pulls(served):
-    """Requests for the model, whose replies nobody reads."""
+    """Requests for the model from a client that reads no replies."""
     del served
     return [frame(pull=pb.Pull())] * 300
 

@@ -1,4 +1,4 @@
-"""Whatever a shard refuses is counted once, by its reason."""
+"""Every rejection by a shard is counted once, by its reason."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Rounds on their way: passed on at once, kept for a Supervisor that comes back, bounded."""
+"""Round records: forwarded immediately, stored for a returning Supervisor, bounded."""
 
 from tests.ps.streams import HONEST, Shard
 from thinwire.proto import thinwire_pb2 as pb
@@ -43,7 +43,7 @@ def test_the_oldest_go_first_and_the_newest_never():
 
 
 def supervisor_of(shard, *messages):
-    """A Supervisor says Hello, then these; returns its stream."""
+    """Send a Supervisor's Hello, then these messages; return its stream."""
     return shard.say(*messages, role=pb.ROLE_SUPERVISOR, id=0, fingerprint=[])
 
 

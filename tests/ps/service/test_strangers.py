@@ -1,4 +1,4 @@
-"""A shard on a real port: strangers hear a reason, and nothing of the run."""
+"""A shard on a real port sends strangers a reason, and no information about the run."""
 
 import contextlib
 import threading
@@ -87,7 +87,7 @@ def test_who_is_somebody_else_is_refused_and_the_holder_stays(papers):
 @pytest.mark.parametrize("credentials", [NO_CREDENTIALS, Credentials(token=b"not the run's token")])
 def test_without_the_token_nothing_is_told_but_why(credentials):
     with shard_behind(ConnectionGuard(Credentials(token=TOKEN))) as (shard, port):
-        # Other token: the client finds the shard to be a false one before it says anything.
+        # Other token: the client detects the false shard before it sends anything.
         expected = pb.REASON_IDENTITY if credentials.token else pb.REASON_TOKEN
         assert refused(shard, port, credentials, id=1) == expected
         assert not shard.server.connections.workers

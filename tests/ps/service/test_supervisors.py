@@ -1,4 +1,4 @@
-"""Two Supervisors at once: the newer one takes the place."""
+"""If two Supervisors connect, the newer one replaces the older one."""
 
 import types
 
@@ -13,7 +13,7 @@ from thinwire.ps.service.stream_reader import StreamReader
 
 
 def supervisor(shard, evaluates=True):
-    """Return the open stream of a Supervisor that has said Hello."""
+    """Return the open stream of a Supervisor after its Hello."""
     hello = pb.Hello(
         protocol_version=messages.PROTOCOL_VERSION,
         role=pb.ROLE_SUPERVISOR,
@@ -66,7 +66,7 @@ def test_a_place_that_was_left_needs_no_taking():
 
 
 def test_a_status_is_sent_only_to_a_supervisor_that_looks():
-    """One that evaluates gets the batches of rounds instead, and others understand no status."""
+    """A Supervisor that evaluates gets batches of rounds instead; other clients get no status."""
     shard = Shard()
     assert supervisor(shard, evaluates=False).last("report")[0].document
     shard.server.observers.on_status = lambda: pytest.fail("a status was made")

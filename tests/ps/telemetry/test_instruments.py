@@ -1,4 +1,4 @@
-"""A shard's instruments are its own counts, published without keeping the writer thread waiting."""
+"""A shard's metrics equal its counters, and publishing never blocks the writer thread."""
 
 import threading
 import types
@@ -24,7 +24,7 @@ def instruments_of(shard, received=lambda: None):
 
 
 def read(instruments, shard):
-    """Read while the writer thread is there."""
+    """Read the instruments while the writer thread runs."""
     over = threading.Event()
     writer = threading.Thread(target=shard.server.run_until, args=(over.is_set,), daemon=True)
     writer.start()
@@ -85,7 +85,7 @@ def test_a_writer_that_is_stuck_leaves_the_last_figures(monkeypatch):
     clock.now = 50.0
     for _ in range(3):
         assert values(instruments.collect())["figures_age_seconds"][""] == 50.0
-    assert shard.server.queue.qsize() == 1  # asked once, not once a reader
+    assert shard.server.queue.qsize() == 1  # read once, not once a reader
     assert read(instruments, shard)["figures_age_seconds"][""] == 0.0
 
 

@@ -1,4 +1,4 @@
-"""A private run's promise: status, summary, sentence, report and TensorBoard."""
+"""A private run's guarantee in status, summary, log line, report and TensorBoard."""
 
 import json
 import types

@@ -1,4 +1,4 @@
-"""Every number that a worker claims, at its extremes, from the wire into a real core."""
+"""Every number that a worker sends, at its extremes, from the wire into a real core."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ from thinwire.ps.wire.claims import ClaimBounds
 
 WHOLE = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**64 - 1)
 REAL = (0.0, 1.0, -1.0, 1e-300, 1e7, 1e308, math.nan, math.inf, -math.inf)
-#: Method -> what makes a shard of two workers of it; the honest one must not wait for the rogue.
+#: Method -> settings of a shard with two workers; the honest one must not wait for the rogue.
 METHODS = {
     "adacomp": {"compression_rate": 0.25},
     "bsp": {},
@@ -110,7 +110,7 @@ class Talk:
         self.say(worker, frame(query=pb.Query(**right | wrong)))
 
     def check(self):
-        """Everybody is in, or comes in again; then the honest worker gets on."""
+        """Check that all workers are in, or rejoin, and that the honest worker makes progress."""
         core = self.core
         assert np.isfinite(core.model.theta).all()
         assert "fault" not in core.counters.rejected
@@ -260,7 +260,7 @@ def _sparse():
 
 @pytest.mark.parametrize("samples", [0, 1, 2**31 - 1])
 def test_a_part_of_a_round_among_the_workers_is_refused_or_harmless(samples):
-    """A copy of the model that is none, where the workers step by themselves."""
+    """An invalid copy of the model, in a run where workers step locally."""
     shard = Shard("bsp", collective="ring")
     blocks, values = _sparse()
     push = push_frame(
@@ -297,7 +297,7 @@ def test_samples_are_bounded_by_what_the_steps_can_have_seen(
 
 
 def test_no_push_stands_for_many_batches_of_the_script():
-    """One that did would bring a schedule of all workers to its end."""
+    """A push with this claim would bring a schedule of all workers to its end."""
     for steps, most in ((0, 808), (1, 808), (20, 960)):
         bounds = ClaimBounds(20, takes_changes=False, nb_workers=4)
         bounds.check_push(pb.Push(step=1, samples=steps, local_steps=steps or 1, batch_parts=most))

@@ -1,4 +1,4 @@
-"""What a refused stranger has got, byte by byte: nothing of the model, of keys or of the run."""
+"""The bytes that a rejected stranger receives reveal no model, keys or run."""
 
 import contextlib
 import socket
@@ -27,7 +27,7 @@ RUN_ID = "the-identity-of-this-run"
 
 
 class Tap:
-    """Passes connections on to a port and keeps what comes back."""
+    """Forwards connections to a port and records the returned bytes."""
 
     def __init__(self, port):
         self.target, self.heard = port, bytearray()
@@ -72,10 +72,10 @@ def tapped(guard):
 
 
 def ask_for_everything(tap, credentials, shard, **hello):
-    """Say Hello and, without waiting, ask for the model; stay until the shard hangs up."""
+    """Send Hello and immediately request the model; stay until the shard closes the connection."""
     session = ClientSession(f"127.0.0.1:{tap.port}", shard.hello(**hello), 1 << 20)
     session._stream._credentials = credentials
-    session.stream._check_server = lambda: None  # a stranger does not care whom it talks to
+    session.stream._check_server = lambda: None  # a stranger does not check the server
     session.stream.open(WAIT_SECONDS)
     said = shard.hello(**hello)
     said.proof = session.stream.prove(())
@@ -151,7 +151,7 @@ def test_a_neighbour_reads_nothing_of_what_tls_carries(monkeypatch):
 
 
 def papers_of_strangers(mine, theirs):
-    """Name -> what a stranger shows: a certificate, or None."""
+    """Name -> the stranger's certificate, or None."""
     holder = CertificateHolder("worker-1", part_of_worker(1), HOSTS)
     return {
         "none": None,
@@ -162,7 +162,7 @@ def papers_of_strangers(mine, theirs):
 
 
 def application_bytes(port, folder, issued):
-    """Return what comes back inside of TLS to who shows a certificate, and speaks HTTP/2."""
+    """Return the bytes that a client with a certificate receives inside TLS over HTTP/2."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -194,7 +194,7 @@ def test_without_a_good_certificate_not_a_byte_comes_out_of_tls(tmp_path):
         for who, issued in papers_of_strangers(mine, theirs).items():
             assert application_bytes(port, tmp_path, issued) == b"", who
         good = application_bytes(port, tmp_path, mine.by_name["worker-1"])
-        assert good[3:4] == b"\4"  # SETTINGS: whoever is known is spoken to
+        assert good[3:4] == b"\4"  # SETTINGS: the server accepts an authenticated client
     finally:
         shard.server.server.stop()
     assert not shard.server.connections.workers

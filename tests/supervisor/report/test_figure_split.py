@@ -1,4 +1,4 @@
-"""The picture and the table of who holds which labels, from a run directory alone."""
+"""The picture and table of label shares per worker, built from a run directory alone."""
 
 import csv
 import io
@@ -62,7 +62,7 @@ def test_labels_that_are_no_counts_are_refused(run_dir, tmp_path, labels):
         load_run(copy)
 
 
-# What other tests leave to the garbage collector is not this one's trouble.
+# Garbage left by other tests must not fail this test.
 @pytest.mark.filterwarnings("error", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("num_workers", "num_labels"), [(1, 10), (2, 2), (100, 20), (3, 200)])
 @pytest.mark.parametrize("theme", figures.THEMES.values(), ids=figures.THEMES)

@@ -1,4 +1,4 @@
-"""Reports: pictures that open, pages that hold everything, clear errors."""
+"""Reports: valid pictures, self-contained pages, clear errors."""
 
 import dataclasses
 import html.parser
@@ -35,7 +35,7 @@ WORKER = {
 
 
 class Reader(html.parser.HTMLParser):
-    """Collects what a page refers to, and its text."""
+    """Collects a page's references and its text."""
 
     def __init__(self, text):
         super().__init__()
@@ -72,7 +72,7 @@ def test_report_has_a_picture_of_everything(written):
     path = written
     pictures = {picture.stem: picture.read_bytes() for picture in path.parent.glob("*.png")}
     expected = "accuracy_bytes accuracy_seconds accuracy_updates loss_updates staleness worker_time"
-    assert " ".join(sorted(pictures)) == expected  # nobody has said who holds which labels
+    assert " ".join(sorted(pictures)) == expected  # the label shares are unknown
     assert not (path.parent / "labels.csv").exists()
     assert all(min(size_of(picture)) > 400 for picture in pictures.values())
     reader = Reader(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The Advisor without processes: what rounds say of links, candidates, prediction, proposal."""
+"""The Advisor without processes: measured links, candidates, predictions, the proposal."""
 
 import pathlib
 
@@ -100,7 +100,7 @@ def test_bytes_that_take_no_time_have_no_limit():
     ("dense", "sparse", "what"),
     [
         ([], sparse_rounds(), "both ways"),
-        (dense_rounds()[:1], sparse_rounds(), "both ways"),  # the first round says little
+        (dense_rounds()[:1], sparse_rounds(), "both ways"),  # the first round shows little
         (dense_rounds(), [], "model down"),
         (dense_rounds(), sparse_rounds()[:3], "model down"),
     ],

@@ -1,4 +1,4 @@
-"""--type_node=Advisor as a user runs it: its file, its exit codes, what it starts and ends."""
+"""--type_node=Advisor as a user runs it: its file, its exit codes, its processes."""
 
 import dataclasses
 import json
@@ -100,7 +100,7 @@ def test_exit_codes_of_what_is_started(monkeypatch, tmp_path):
         ends = [sys.executable, "-c", f"raise SystemExit({code})"]
         monkeypatch.setattr(measure, "command", lambda *unused, ends=ends: ends)
         run = dataclasses.replace(run_of(method("asgd"), 2), run_dir=tmp_path)
-        with pytest.raises(error):  # without an error of its own it has left no rounds
+        with pytest.raises(error):  # it ended without an error and has left no rounds
             measure.play(run, measure.DENSE, 1.0)
 
 

@@ -1,4 +1,4 @@
-"""How many local steps make a round, and what compositions were seen to cost."""
+"""The number of local steps in a round, and the measured cost of compositions."""
 
 import pathlib
 import re

@@ -1,4 +1,4 @@
-"""Advice on a script: what its `fit` measures, what stands in for its model, what is proposed."""
+"""Advice for a script: measurements of `fit`, the stand-in for its model, and the proposal."""
 
 import os
 import pathlib
@@ -110,7 +110,7 @@ def test_datasets_embeddings_and_scaled_losses_are_measured(tmp_path, ends):
 
 
 def write_measured(path):
-    """Write what a script's `fit` would have."""
+    """Write the files of a script's `fit`."""
     generator, zeros = np.random.default_rng(1), np.zeros(24, np.float32)
     gradients = [generator.normal(size=24).astype(np.float32) for _ in range(2)]
     spec = ModelSpec((TensorSpec("dense/kernel", (6, 4)),))
@@ -119,7 +119,7 @@ def write_measured(path):
 
 @pytest.fixture
 def advise(monkeypatch, tmp_path):
-    """Return what advises on a script whose measurement is at hand, with two candidates."""
+    """Return an advisor for a script with a finished measurement and two candidates."""
     program = tmp_path / "train.py"
     program.write_text("")
 

@@ -1,4 +1,4 @@
-"""Every command as people type it: with nothing, a wrong word, --help, and without a reader."""
+"""Every command with no arguments, a wrong word, --help, and a closed output pipe."""
 
 import itertools
 import os
@@ -17,7 +17,7 @@ from thinwire.cli import node
 
 ROOT = Path(__file__).resolve().parents[3]
 MAIN = str(ROOT / "main.py")
-#: What `thinwire` is once it is installed.
+#: The `thinwire` command as installed.
 INSTALLED = "import sys\nfrom thinwire.cli.commands import run_command\nsys.exit(run_command())\n"
 #: Not a preexec_fn: gRPC, where this process has it, does not survive what runs between a fork and
 #: an exec, and aborts the child.
@@ -25,8 +25,8 @@ WITHOUT_STDOUT = "import os, sys\nos.close(1)\nos.execv(sys.argv[1], sys.argv[1:
 COMMANDS = {f"thinwire {command}".strip(): ("-m", "thinwire", command) for command in cli.COMMANDS}
 COMMANDS |= {"python main.py": (MAIN,)}
 COMMANDS |= {f"main.py {role}": (MAIN, f"--type_node={role}") for role in node.ROLES}
-#: One command for each way from the command line to what runs: a tool with a parser of its
-#: own, a role by either name, and `run`.
+#: One command for each path from the command line to its program: a tool with a separate
+#: parser, a role by either name, and `run`.
 PATHS = ("thinwire stop", "thinwire worker", "thinwire run", "python main.py", "main.py PS")
 #: Documented in docs/reference/operations.md for a command line that cannot be.
 BAD_COMMAND_LINE = (1, 2)
@@ -46,7 +46,7 @@ def start(how, words=(), unbuffered="", **streams):
 
 
 def start_without_reader(how, words, folder, **more):
-    """Start a command with a pipe for stdout that nobody reads, as ``| head -0`` leaves it."""
+    """Start a command with an unread pipe as stdout, as ``| head -0`` leaves it."""
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -68,7 +68,7 @@ def ended(process):
 
 def is_refusal(end):
     assert end.returncode in BAD_COMMAND_LINE and end.stdout == "", end
-    assert "xyzzy" in end.stderr or "required" in end.stderr  # what is wrong, or missing first
+    assert "xyzzy" in end.stderr or "required" in end.stderr  # an invalid or missing argument first
     assert "Traceback" not in end.stderr
     assert not list(end.folder.iterdir())
 
@@ -79,7 +79,7 @@ TOOLS = [each for each in (*cli.TOOLS, "run") if each != "doctor"]
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
-    """Play command lines whose streams are usual ones."""
+    """Play command lines with usual streams."""
     lines = [[*how, "xyzzy"] for how in COMMANDS.values()]
     lines += [[*COMMANDS[command], "--help"] for command in PATHS]
     lines += [["-m", "thinwire", command] for command in TOOLS]
@@ -127,7 +127,7 @@ def test_a_reader_that_leaves_or_a_full_disk_ends_no_work(unbuffered, tmp_path):
 
 
 def test_what_a_closed_stdout_leaves_free_is_no_file_of_the_command(tmp_path):
-    """Native code and children write at number 1, whatever file is open there."""
+    """Native code and children write to file descriptor 1, whichever file it is."""
     code = (
         "import os\nfrom thinwire.runtime.run.streams import standard_streams\n"
         "with standard_streams():\n"
@@ -140,7 +140,7 @@ def test_what_a_closed_stdout_leaves_free_is_no_file_of_the_command(tmp_path):
 
 
 def test_doctor_with_nothing_examines_this_machine(tmp_path):
-    """It starts a Python that imports TensorFlow: both are forks of one that has it."""
+    """Its Python that imports TensorFlow is a fork of a process that has imported it."""
     texts = tmp_path / "stdout", tmp_path / "stderr"
     with open(texts[0], "wb") as output, open(texts[1], "wb") as errors:
         words = ["-m", "thinwire", "doctor"]

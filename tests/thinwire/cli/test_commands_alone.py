@@ -1,4 +1,4 @@
-"""The command `thinwire`: its subcommands, their help, and what they do without TensorFlow."""
+"""The command `thinwire`: its subcommands, their help, and its work without TensorFlow."""
 
 import importlib
 import os
@@ -22,7 +22,7 @@ MAIN = str(ROOT / "main.py")
 #: Most that help may take, in imports of numpy: 1.8 measured, TensorFlow is above 10.
 HELP_OF_NUMPY = 3
 OPTIONS = [option for topic in help_text.TOPICS for option in topic.options]
-#: Numbers without a dimension are counts, identities or factors, and say so too.
+#: Numbers without a dimension are counts, identities or factors, and are documented too.
 UNITS = re.compile(
     r"seconds|milliseconds|Mbit/s|bytes|bits|kB|fraction|factor|count|number|port|pixels|updates|"
     r"epochs|steps|examples|replies|entries|rounds|offences|columns|L2 norm|pushes|threads|"
@@ -43,7 +43,7 @@ def run(*arguments, seconds=60, **environment):
     )
 
 
-#: Command lines that tests below look at, all played at once.
+#: Command lines for the tests below, all played together.
 PLAYED = (
     ("-m", "thinwire", "ps", "--type_node=Worker"),
     ("-m", "thinwire", "ps", "--id_ps=3"),
@@ -133,7 +133,7 @@ def test_the_package_is_not_run_by_its_path():
 
 
 def processor_seconds(*how):
-    """Return the processor time of a Python that succeeds; beside other work it takes longer."""
+    """Return the processor time of a Python that succeeds; other work makes it longer."""
     before = os.times()
     assert run(*how).returncode == 0
     after = os.times()

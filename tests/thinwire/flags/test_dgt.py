@@ -1,4 +1,4 @@
-"""DGT's flags: what reaches the policy and the transport, and the original's variables."""
+"""DGT's flags reach the policy and the transport; the original's environment variables."""
 
 import dataclasses
 import logging

@@ -1,4 +1,4 @@
-"""Flags of a Cluster: heeded, or refused."""
+"""Flags of a Cluster take effect or are rejected."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_nodes_that_start_no_others_refuse_them(role, flag):
 
 
 def test_a_flagfile_of_all_flags_repeats_the_run(tmp_path):
-    """It names defaults too; these are no wishes."""
+    """The flagfile also names defaults, which do not count as given flags."""
     for role in ("Cluster", "Worker"):
         with given(f"--type_node={role}", "--nb_workers=3") as values:
             (tmp_path / role).write_text(values.flags_into_string())

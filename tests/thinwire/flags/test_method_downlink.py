@@ -1,4 +1,4 @@
-"""Flags of what is sent back to workers."""
+"""Flags of the downlink: the replies to workers."""
 
 import pytest
 from absl import flags

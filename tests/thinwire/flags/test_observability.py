@@ -1,4 +1,4 @@
-"""Who logs what, and where figures are read."""
+"""Flags of logs and metrics: log levels of nodes, and metrics ports."""
 
 import logging as standard_logging
 

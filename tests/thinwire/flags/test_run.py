@@ -1,4 +1,4 @@
-"""From the command line to a Run: defaults, overrides, data, and what is refused."""
+"""From the command line to a Run: defaults, overrides, data, and rejected flags."""
 
 import math
 import pathlib

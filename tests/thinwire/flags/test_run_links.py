@@ -1,4 +1,4 @@
-"""The flags of emulated links that have classes of service."""
+"""The flags of emulated links with classes of service."""
 
 import pytest
 

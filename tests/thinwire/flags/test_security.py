@@ -1,4 +1,4 @@
-"""Certificates and tokens from the command line to a Run, and what may be bound with them."""
+"""Certificates and tokens from the command line to a Run, and the allowed bind addresses."""
 
 import os
 
@@ -152,7 +152,7 @@ def test_ray_does_not_leave_nodes_without_a_token(monkeypatch, tmp_path):
     without, having = (ray.ActorLocation("a", "10.0.0.1", 2, has) for has in (False, True))
     monkeypatch.delenv("THINWIRE_TOKEN", raising=False)
     with given("--type_node=Cluster"):
-        ray.demand_token([without])  # there is none to be had
+        ray.demand_token([without])  # no token exists
     monkeypatch.setenv("THINWIRE_TOKEN", "a token that nobody can guess")
     with given("--type_node=Cluster"):
         ray.demand_token([having])

@@ -1,4 +1,4 @@
-"""A step of Slurm: who starts which nodes, and where these are."""
+"""A step of Slurm: the nodes that each task starts, and their addresses."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.directory import lock_of
 from thinwire.runtime.run.lock import LockOwner
 
-#: What a task of `srun -N2 -n3` has, of Slurm 22.05; the nodes are tw1 and tw2.
+#: Environment of a task of `srun -N2 -n3`, from Slurm 22.05; the nodes are tw1 and tw2.
 RECORDED = {
     "SLURM_JOB_ID": "2",
     "SLURM_NTASKS": "3",
@@ -175,7 +175,7 @@ def test_without_a_step_there_is_nothing_to_take_part_in():
 
 
 def test_each_part_claims_its_own(task, tmp_path):
-    """Another part's nodes may run already, and what they have written is theirs to clear."""
+    """Another part's nodes may run already, and clear their own files."""
     theirs = tmp_path / "checkpoints" / "worker-3" / "kept"
     theirs.parent.mkdir(parents=True)
     theirs.write_text("")

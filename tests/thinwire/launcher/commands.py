@@ -1,4 +1,4 @@
-"""`thinwire run` as tests start it: a toy script in a folder, its processes, and their end."""
+"""Starts `thinwire run` for tests: a toy script in a folder, its processes, and their end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 from tests.forked import MAIN, forker
 from tests.waiting import patience, wait_until
 
-#: What every toy script begins with. Its data are the rows x [rows, 4] and their sums y [rows, 1].
+#: First lines of every toy script. Its data are the rows x [rows, 4] and their sums y [rows, 1].
 HEAD = """
 import json, os, pathlib, shutil, signal, sys, threading, time
 import keras, numpy as np
@@ -31,12 +31,12 @@ def toy_script(body: str, rows: int = 64) -> str:
 
 
 def wait_for_nodes(condition, seconds=90.0):
-    """Wait for what several processes must start and train for."""
+    """Wait for an event that needs several processes to start and train."""
     wait_until(condition, seconds, pause_seconds=0.05)
 
 
 class Command:
-    """One `thinwire run` of `script`, which is toy.py of a folder."""
+    """One `thinwire run` of `script`, which is toy.py in a folder."""
 
     script = ""
 

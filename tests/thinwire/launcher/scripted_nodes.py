@@ -1,4 +1,4 @@
-"""Nodes that only pretend, by script, and a Cluster of them."""
+"""Simulated nodes that follow a script, and a Cluster of these nodes."""
 
 import collections
 import signal
@@ -11,14 +11,14 @@ from thinwire.launcher import role
 from thinwire.proto.grpc import Unreachable
 
 Script = collections.namedtuple("Script", "turns code on_signal", defaults=(3, 0, "its code"))
-#: It never ends by itself, and ignores what it is told.
+#: It never ends, and ignores every signal.
 STUBBORN = Script(turns=10**9, on_signal="nothing")
-#: It never ends by itself; told to end, it does with 130.
+#: It runs until a signal ends it, with exit code 130.
 ENDLESS = Script(turns=10**9, code=130)
 
 
 class FakeProcess:
-    """Ends with `code` after so many turns, or when it is told to."""
+    """Ends with `code` after this many turns, or on a signal."""
 
     is_followed = False
 
@@ -48,7 +48,7 @@ class FakeProcess:
 
 
 class FakeLauncher:
-    """Starts nodes by script; `at_turn` may do something of its own."""
+    """Starts nodes by script; `at_turn` may run an action of the test."""
 
     addresses = ("127.0.0.1:7", "127.0.0.1:8")
 

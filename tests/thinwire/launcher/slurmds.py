@@ -1,4 +1,4 @@
-"""Slurm's daemons of a test's own: two nodes on this machine, everything in the test's folder."""
+"""Slurm's daemons for one test: two nodes on this machine, all files in the test's folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MISSING = (
     if None in _FOUND.values() or os.geteuid() != 0
     else ""
 )
-#: Of the nodes, which are dialled by their names: all of these lead to this machine.
+#: Names of the nodes, which are dialed by name: all names lead to this machine.
 HOSTS = ("127.0.0.1", "127.0.0.2")
 _SECONDS = 20.0
 
@@ -51,7 +51,7 @@ class Slurm:
             raise
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
-        """Start one of Slurm's commands with a session of its own; both outputs are one."""
+        """Start one of Slurm's commands in a separate process session; both outputs are merged."""
         started = subprocess.Popen(
             words,
             env=self.environment | environment,

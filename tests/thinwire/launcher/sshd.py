@@ -1,4 +1,4 @@
-"""An sshd of a test's own: loopback, any free port, keys and known hosts in the test's folder."""
+"""An sshd for one test: loopback, any free port, keys and known hosts in the test's folder."""
 
 from __future__ import annotations
 

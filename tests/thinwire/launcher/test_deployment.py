@@ -1,4 +1,4 @@
-"""The code that a launcher sends to hosts is whole; two of its files run there by themselves."""
+"""The code that a launcher sends to hosts is complete; two of its files run there alone."""
 
 import ast
 import io

@@ -1,4 +1,4 @@
-"""The reason of an error stands in one line, whatever Keras and TensorFlow put around it."""
+"""An error's reason is one line, for all wrappers that Keras and TensorFlow add."""
 
 import pathlib
 import subprocess
@@ -49,7 +49,7 @@ def in_a_layer_in_a_graph(error):
 
 
 def in_the_step_of_a_graph(error):
-    """As an exchange fails within a step: TensorFlow shows an error of its own."""
+    """As an exchange fails within a step: TensorFlow shows another error."""
 
     def exchange(x):
         RECORD.fail(error)

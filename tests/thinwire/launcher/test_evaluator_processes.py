@@ -1,4 +1,4 @@
-"""The evaluator of `thinwire run` as a process: with its Supervisor killed, back, and by itself."""
+"""The evaluator process of `thinwire run`: Supervisor killed and restarted, or absent."""
 
 import json
 import os
@@ -42,7 +42,7 @@ print("history", json.dumps(found))
 
 
 class Validating(Command):
-    """One `thinwire run` of the script above."""
+    """One `thinwire run` of this file's script."""
 
     script = toy_script(SCRIPT)
 

@@ -1,4 +1,4 @@
-"""When the processes of `thinwire run` start, and what those that start later leave alone."""
+"""The start order of `thinwire run`, and files that later processes must not touch."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from tests.thinwire.launcher.commands import Command, commands, toy_script
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
-#: Every process clears what it finds at its top, by several means. The evaluator does so when the
-#: workers have come to their first step; a victim is killed, and does so in mid-training.
+#: Every process clears the files at its top, by several functions. The evaluator does so when the
+#: workers reach their first step; a victim is killed, and does so during training.
 SCRIPT = """
 how, victim, me = sys.argv[1], int(sys.argv[2]), thinwire.worker_id()
 
@@ -80,7 +80,7 @@ else:
 
 
 class Clearing(Command):
-    """One `thinwire run` of the script above."""
+    """One `thinwire run` of this file's script."""
 
     script = toy_script(SCRIPT, rows=32)
 
@@ -95,7 +95,7 @@ class Clearing(Command):
         return (self.folder / "out" / name).read_text()
 
     def held_back(self, node):
-        """Return the lines that say so, of a process' output."""
+        """Return the lines about held files in a process's output."""
         shown = (self.folder / "run" / "logs" / f"{node}.out").read_text().splitlines()
         return [line for line in shown if "held back" in line]
 

@@ -1,4 +1,4 @@
-"""A function in place of a script: the script that is written differs as the function does."""
+"""A function instead of a script: the generated script changes when the function changes."""
 
 import importlib
 import pathlib

@@ -1,4 +1,4 @@
-"""What comes by the launcher's stdin reaches every process that runs the script."""
+"""The launcher's stdin reaches every process that runs the script."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ READS = f"{TRAINED}\nimport sys\nprint('READ', sys.stdin.read(3), sys.stdin.read
 
 
 class Lines:
-    """What a node writes."""
+    """The output of a node."""
 
     def __init__(self):
         self.lines = []

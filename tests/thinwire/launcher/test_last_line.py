@@ -1,4 +1,4 @@
-"""The last line of a run that fails: the reason and the way out, whatever the others' codes."""
+"""The last line of a failed run names the reason and the fix, for any other exit codes."""
 
 import io
 import json
@@ -47,7 +47,7 @@ def line_of(failure):
 
 
 class FollowedLauncher(FakeLauncher):
-    """Its nodes write their lines to stderr just before they end by themselves."""
+    """A launcher of nodes that write their lines to stderr just before they end."""
 
     def __init__(self, scripts, lines, **behaviour):
         super().__init__(scripts, **behaviour)
@@ -118,7 +118,7 @@ def ended(monkeypatch, tmp_path):
             2,
             ("--run_dir=r holds another run. Give --overwrite.",),
         ),
-        # Another worker only reports what the first one has ended, and its line comes first.
+        # Another worker only reports the end caused by the first one, and its line comes first.
         (
             {"worker-1": Script(2, 1), "worker-2": Script(2, 1)},
             {"worker-1": [line_of(ELSEWHERE)], "worker-2": [line_of(OWN)]},
@@ -226,7 +226,7 @@ def test_a_cluster_of_roles_names_the_node(monkeypatch, tmp_path, caplog):
 
 
 def test_what_a_script_makes_of_an_interruption_is_no_failure(ended, tmp_path):
-    """Else the same command would begin the run again, and not resume it."""
+    """Otherwise the same command would start the run again instead of resuming it."""
 
     def interrupt(turn):
         if turn == 2:

@@ -1,4 +1,4 @@
-"""A worker of `thinwire run` that is killed while a later model of its script is trained."""
+"""A worker of `thinwire run` is killed while a later model of its script is trained."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ print("scores", *scores)
 
 
 class Folds(Command):
-    """One `thinwire run` of the script above."""
+    """One `thinwire run` of this file's script."""
 
     script = toy_script(SCRIPT, rows=96)
 

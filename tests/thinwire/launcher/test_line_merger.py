@@ -1,4 +1,4 @@
-"""Lines that all workers write alike are shown once; none is lost, and none waits for long."""
+"""Lines that all workers print are shown once; no line is lost or delayed for long."""
 
 import collections
 import threading
@@ -21,7 +21,7 @@ SUMMARY = [
 
 
 class World:
-    """A merger, the time, and what was shown."""
+    """A merger, the time, and the shown lines."""
 
     def __init__(self, num_workers=3, patience=5.0):
         self.merger = LineMerger(range(1, num_workers + 1), patience)
@@ -192,7 +192,7 @@ def test_in_every_interleaving_nothing_is_lost_or_late_and_orders_stay(events):
         assert [text for text in own if text.startswith("own")] == [
             text for number, text in written if number == worker and text.startswith("own")
         ]
-        for text in "abc":  # of what is dropped, somebody else has shown as much
+        for text in "abc":  # for dropped lines, another worker has shown as many
             most = max(shown[number, text] for number in (1, 2, 3))
             assert total[worker, text] <= shown[worker, text] + sum(
                 shown[number, text] for number in (1, 2, 3) if number != worker

@@ -1,6 +1,6 @@
-"""A cluster's rules with nodes that only pretend: who is started, who is ended, which exit code.
+"""A cluster's rules on simulated nodes: which nodes start and end, and the exit code.
 
-And the launcher of this machine, as far as it can be tried without TensorFlow.
+The file also tests the launcher of this machine as far as possible without TensorFlow.
 """
 
 import json
@@ -187,7 +187,7 @@ def test_a_finished_run_starts_nobody_unless_it_is_to_be_overwritten(cluster, tm
     (tmp_path / "mine.txt").write_text("keep")
     code, launcher = cluster((), "--iter_max=10")
     assert (code, launcher.nodes) == (0, {})
-    code, launcher = cluster((), "--iter_max=11")  # a raised limit goes on
+    code, launcher = cluster((), "--iter_max=11")  # a raised limit continues the run
     assert (code, launcher.nodes.keys()) == (0, ALL)
     (tmp_path / "checkpoints" / "ps-0").mkdir(parents=True)
     code, launcher = cluster((), "--iter_max=10", "--overwrite")
@@ -240,7 +240,7 @@ def test_exit_code_3_is_a_lost_worker_s_unless_the_script_chose_it(monkeypatch, 
     [(0, 0), (3, 3), (128, 128), (130, 130), (129, -1), (137, -9), (143, -15), (255, -1)],
 )
 def test_a_watchdog_s_code_is_read_as_that_of_its_node(code, expected):
-    """130 is what a node that was interrupted returns by itself: no other start mends that."""
+    """An interrupted node returns 130: a restart would not help."""
     assert local.exit_code(code) == expected
 
 

@@ -1,4 +1,4 @@
-"""Nodes that only pretend: who is started again, and who is not."""
+"""Simulated nodes: which nodes a cluster restarts."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def hasty(monkeypatch):
     ("lives", "num_lives", "code"),
     [
         ([KILLED, CRASHED, Script(5)], 3, 0),
-        ([KILLED, Script(2, 4), Script(5)], 3, 0),  # its life before still held its id
+        ([KILLED, Script(2, 4), Script(5)], 3, 0),  # its previous process still held its id
         ([Script(2, 3), Script(5)], 2, 0),
         ([KILLED] * 9, 4, 0),  # given up; a killed worker does not spoil the run
         ([CRASHED] * 9, 4, 1),
@@ -63,7 +63,7 @@ def test_all_workers_may_die_at_once(cluster):
     ("lives", "num_lives", "code"),
     [
         ([KILLED, Script(5)], 2, 0),
-        ([KILLED, Script(2, 2), Script(5)], 3, 0),  # its life before still held its lock
+        ([KILLED, Script(2, 2), Script(5)], 3, 0),  # its previous process still held its lock
         ([KILLED, None, Script(5)], 2, 0),
         ([KILLED] * 9, 4, 3),
         ([Script(2, 2)] * 9, 1, 2),

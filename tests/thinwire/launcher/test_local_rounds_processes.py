@@ -1,4 +1,4 @@
-"""A worker of `thinwire run` that is killed in a round of many local steps, and comes back."""
+"""A worker of `thinwire run` is killed in a round of many local steps, and returns."""
 
 import os
 import re
@@ -28,7 +28,7 @@ print("loss", float(model.evaluate(x, y, verbose=0)))
 
 
 class Rounds(Command):
-    """One `thinwire run` of the script above."""
+    """One `thinwire run` of this file's script."""
 
     script = toy_script(SCRIPT, rows=96)
 

@@ -1,4 +1,4 @@
-"""`thinwire run` whose output cannot be written: it trains to its end and reports what is lost."""
+"""`thinwire run` with unwritable output trains to its end and reports the lost output."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from tests.waiting import patience
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
-#: Prints 480 KB in each worker: many times what a pipe holds.
+#: Prints 480 KB in each worker: many times the size of a pipe.
 SCRIPT = """
 import keras, numpy as np
 import thinwire
@@ -87,7 +87,7 @@ def pipe():
 
 @pytest.mark.parametrize("both", [False, True])
 def test_a_reader_that_leaves_after_a_line(both, command):
-    """As `thinwire run noisy.py | head -1` does, and with 2>&1."""
+    """The case of `thinwire run noisy.py | head -1`, also with 2>&1."""
     errors = command.folder / "errors"
     with pipe() as (read, write), open(errors, "wb") as error:
         command.start(write, write if both else error)
@@ -119,7 +119,7 @@ def test_streams_on_a_full_disk(command):
     assert "stdout and stderr: " in command.log() and "No space left on device" in command.log()
 
 
-#: Runs main.py in a Python of its own, whose children are forks.
+#: Runs main.py in a separate Python; its children are forks.
 FRESH = """
 import runpy, sys
 sys.executable = sys.argv[1]
@@ -169,7 +169,7 @@ def small_disk(command):
 
 
 def test_a_run_directory_whose_disk_is_full_ends_the_run(command, small_disk):
-    """The PS cannot save the result, which is why the exit code is that of a full disk."""
+    """The PS cannot save the result, so the exit code is the code of a full disk."""
     with open(command.folder / "output", "wb") as output:
         command.start(output, output)
         assert command.end() == 2

@@ -1,4 +1,4 @@
-"""What nodes write, and how it is shown."""
+"""The output of nodes, and how the launcher shows it."""
 
 import errno
 import io

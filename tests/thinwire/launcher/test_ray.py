@@ -1,4 +1,4 @@
-"""The Ray launcher on real clusters of several nodes, one of which is lost; without Ray refused."""
+"""The Ray launcher on real clusters that lose a node; without Ray it reports an error."""
 
 import json
 import os
@@ -78,7 +78,7 @@ def test_a_cluster_in_actors(nodes, two_nodes, number):
     wait_for_none(nodes.run_dir)
 
 
-#: What a notebook's kernel runs, whose functions other processes cannot import.
+#: Code in a notebook's kernel; other processes cannot import its functions.
 CELLS = """
 import numpy as np
 ROWS = 64
@@ -137,7 +137,7 @@ def wait_for(nodes, condition, seconds=120):
     wait_until(condition, seconds, lambda: nodes.output("cluster"))
 
 
-#: A run whose nodes are lost.
+#: A run that loses its nodes.
 LOST = (
     *("--nb_workers=4", "--nb_ps=2", "--restart_ps=3", "--restart_workers=3"),
     *("--checkpoint_interval_seconds=1", "--lease_seconds=5"),

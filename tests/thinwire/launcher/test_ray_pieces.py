@@ -1,4 +1,4 @@
-"""What the Ray launcher requests and sends, and its actor, without a cluster."""
+"""The Ray launcher's requests and messages, and its actor, without a cluster."""
 
 import pathlib
 import signal
@@ -86,7 +86,7 @@ def test_an_actor_runs_a_node(monkeypatch, tmp_path):
     assert (tmp_path / "ps_moved").read_text() == "a:1 c:3\n"
     actor.write(b"\n")
     assert actor.wait() == 0
-    actor.write(b"x")  # to nobody
+    actor.write(b"x")  # without a receiver
     assert ray._BYTE_OF[signal.SIGKILL] == b"K"
 
 
@@ -95,7 +95,7 @@ def test_an_actor_keeps_the_node_s_input_as_long_as_the_node(monkeypatch, tmp_pa
     monkeypatch.chdir(tmp_path)
     actor = NodeActor()
     path = pathlib.Path(actor.take_input(b"the first"))
-    assert actor.take_input(b"given") == str(path)  # of one that is started again
+    assert actor.take_input(b"given") == str(path)  # the input of a restarted node
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     reads = [sys.executable, "-c", "import sys; print(sys.stdin.read())"]
     command = watchdog_command(
@@ -107,7 +107,7 @@ def test_an_actor_keeps_the_node_s_input_as_long_as_the_node(monkeypatch, tmp_pa
 
 
 class ActorCalls:
-    """An actor whose calls are made when their results are asked for, and what it was sent."""
+    """An actor that makes a call when its result is requested, and records the calls."""
 
     def __init__(self):
         self.is_placed, self.has_ended, self.written = threading.Event(), threading.Event(), []

@@ -1,4 +1,4 @@
-"""The same command after an edit, with real processes: begin, resume, or refuse."""
+"""The same command after an edit, with real processes: start, resume, or an error."""
 
 import hashlib
 import json
@@ -45,7 +45,7 @@ def script_of(rate):
 
 
 class Rerun(Command):
-    """One `thinwire run` of the script above, whose rate and whose module may be edited."""
+    """One `thinwire run` of this file's script; tests may edit its rate and its module."""
 
     def __init__(
         self, folder, *flags, rate="0.02", loss="mse", workers=1, arguments=(), **variables
@@ -133,7 +133,7 @@ def test_a_script_that_failed_begins_again(start, tmp_path):
 
 
 def test_a_failed_run_is_continued_where_that_is_wanted(start, tmp_path):
-    """Its script reported nothing, and its launcher noted that."""
+    """The failed script reported nothing, and the launcher recorded that."""
     (tmp_path / "leaves").touch()
     assert start().end() == 3
     (tmp_path / "leaves").unlink()

@@ -1,4 +1,4 @@
-"""When a dead worker is started again: pauses that grow, limits that time lifts."""
+"""When a dead worker is restarted: growing pauses, and limits that expire with time."""
 
 from types import SimpleNamespace
 
@@ -77,7 +77,7 @@ def test_a_window_without_restarts_is_refused():
 
 
 def test_only_the_first_start_of_a_node_in_a_step_overwrites(monkeypatch):
-    """One that is started again resumes what it has written since."""
+    """A restarted worker resumes from its newest checkpoint."""
     started = []
     monkeypatch.setattr(slurm, "start_here", lambda node, *flags: started.append(flags))
     step = SlurmStep(0, 0, 0, ("here", "there"), (1, 1), 20000, 3)

@@ -1,4 +1,4 @@
-"""What a Cluster refuses before anything starts, and where its shards listen."""
+"""Errors of a Cluster before any node starts, and the addresses of its shards."""
 
 import io
 import subprocess
@@ -86,7 +86,7 @@ class Flags:
 
 @pytest.fixture
 def launcher(tmp_path, monkeypatch):
-    """Make launchers whose hosts answer without being asked."""
+    """Make launchers for hosts that answer without a request."""
 
     def make(hosts, nb_ps, nb_workers, addresses=(), probed=None, **given):
         (tmp_path / "hosts").write_text("\n".join(hosts))

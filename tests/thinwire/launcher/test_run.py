@@ -1,4 +1,4 @@
-"""What `thinwire run` takes, refuses and shows before it starts anything."""
+"""Arguments, errors and output of `thinwire run` before any process starts."""
 
 import json
 import os
@@ -231,7 +231,7 @@ def test_a_flag_of_thinwire_behind_the_script_is_named(tmp_path, text, words, wa
 
 
 def test_a_repeated_run_has_no_folder_of_the_first(tmp_path):
-    """Nor what the first was to do with that: it would be overwritten, or resumed."""
+    """The record has neither the run directory nor --overwrite, which concern the first run."""
     (tmp_path / "train.py").write_text(SCRIPT)
     place = (f"--run_dir={tmp_path / 'run'}", "--overwrite", "--model_from=worker")
     with given("--method=dgs", "--compression_rate=0.5", *place):

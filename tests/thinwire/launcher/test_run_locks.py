@@ -1,4 +1,4 @@
-"""A Cluster starts nobody, and clears nothing, where other processes write."""
+"""A Cluster starts no node and clears no file in a directory that other processes use."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def used(tmp_path):
         ("PS", 0, (), False),
         ("PS", 0, ("--overwrite",), False),
         ("Worker", 2, (), False),
-        ("Worker", 8, (), True),  # not of this Cluster: may wait for its PS
+        ("Worker", 8, (), True),  # a node of another Cluster: it may wait for its PS
         ("Worker", 8, ("--overwrite",), False),
         ("Supervisor", 0, (), False),
         ("Advisor", 0, ("--overwrite",), True),
@@ -60,7 +60,7 @@ def test_nodes_of_others_are_in_the_way(used, role, number, flags, free):
 
 
 def test_a_part_of_a_run_clears_nothing_of_the_others(used):
-    """Its nodes clear what is their own when they start; those of another part may run already."""
+    """Nodes clear their own files when they start; nodes of another part may run already."""
     with given("--type_node=Cluster", "--nb_workers=2", f"--run_dir={used}", "--overwrite"):
         run = read_run()
     part = SlurmStep(1, 1, 0, ("here", "there"), (1, 1), 20000, 1)

@@ -1,4 +1,4 @@
-"""`thinwire run` with real processes: a toy script on two workers, to its end and to others."""
+"""`thinwire run` with real processes: a toy script on two workers, and all kinds of ends."""
 
 import os
 import signal
@@ -101,7 +101,7 @@ def test_interrupted_or_without_its_ps_the_same_command_resumes(dies, command):
     run = command("--resume", *flags[:-1], "2")
     assert run.end() == 0, run.output()
     assert run.summary()["stop_reason"] == "finished"
-    assert run.summary()["updates"] > 8  # of its own two epochs: it went on from a checkpoint
+    assert run.summary()["updates"] > 8  # the worker's own two epochs: it resumed from a checkpoint
 
 
 @pytest.mark.product

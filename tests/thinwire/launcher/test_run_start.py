@@ -1,4 +1,4 @@
-"""How a launcher's run starts, by the checkpoint of shard 0 and by what was recorded beside it."""
+"""How a launcher's run starts, given shard 0's checkpoint and the recorded settings."""
 
 import json
 

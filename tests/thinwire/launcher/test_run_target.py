@@ -1,4 +1,4 @@
-"""`thinwire run` to a target by the script's own metrics, with records for somebody else."""
+"""`thinwire run` to a target of the script's own metrics, with records for a user's function."""
 
 import json
 

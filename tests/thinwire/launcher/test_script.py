@@ -1,4 +1,4 @@
-"""A script run as a worker sees what ``python script.py`` would show it, and ends as it would."""
+"""A script run as a worker behaves like ``python script.py``: output, errors and its end."""
 
 import json
 import os
@@ -149,7 +149,7 @@ print(oct(stat.S_IMODE(os.stat(path).st_mode)), open(path).read())
 @pytest.mark.product
 @pytest.mark.parametrize(("kernels", "calls"), [("numpy", 1), ("tf", 2)])
 def test_an_exchange_within_a_step_has_a_thread_of_tensorflow_s(tmp_path, kernels, calls):
-    """One that calls it, too, would wait for ever for the step that waits for it."""
+    """A function called in TensorFlow's own thread would wait for ever for its own step."""
     text = TRAINED + (
         "import tensorflow as tf\nprint(tf.config.threading.get_inter_op_parallelism_threads())\n"
     )
@@ -279,7 +279,7 @@ def test_one_that_cannot_come_back_is_lost_and_ends_nothing(tmp_path):
 
 
 def test_an_end_from_outside_is_no_error_of_its_own(tmp_path):
-    """TensorFlow puts an error of its own in the place of a SystemExit that passes through it."""
+    """TensorFlow replaces a SystemExit that passes through it by another error."""
     text = """
 import os, signal
 try:
@@ -293,7 +293,7 @@ except SystemExit as error:
 
 
 def test_files_that_it_leaves_open_are_complete_although_it_ends_without_a_search(tmp_path):
-    """Modules are cleared as ever; only cycles are not looked for among TensorFlow's objects."""
+    """Modules are cleared as usual; only cycles are not looked for among TensorFlow's objects."""
     text = """
 import atexit, gc
 gc.unfreeze()
@@ -345,7 +345,7 @@ def test_the_bootstrap_is_found_from_any_folder(tmp_path):
 def test_a_script_that_trained_with_nobody_has_failed(
     monkeypatch, is_distributed, has_exchanged, words
 ):
-    """It comes to its end without an error, and its worker may have trained alone."""
+    """The script ends without an error, although its worker may have trained alone."""
     record = SimpleNamespace(is_distributed=is_distributed, has_exchanged=has_exchanged)
     monkeypatch.setattr(script, "RECORD", record)
     failure = script._idleness("train.py")

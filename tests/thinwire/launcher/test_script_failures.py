@@ -1,4 +1,4 @@
-"""What a launcher makes of scripts that fail: what it shows, and whom it tells."""
+"""A launcher's reaction to failing scripts: its output and its notifications."""
 
 import threading
 import types
@@ -13,7 +13,7 @@ PAGE = "Traceback\nValueError: no"
 
 
 class Shown:
-    """A worker's output, which notes what is shown of it."""
+    """A worker's output, which records the shown lines."""
 
     def __init__(self):
         self.texts = []

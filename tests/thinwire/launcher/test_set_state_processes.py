@@ -1,4 +1,4 @@
-"""A worker of `thinwire run` that is killed in a fit before which its script has set state."""
+"""A worker of `thinwire run` is killed in a fit that follows a state change by the script."""
 
 import os
 import signal
@@ -40,14 +40,14 @@ print("weights %.6f" % sum(float(np.abs(each).sum()) for each in model.get_weigh
 
 
 class Restarts(Command):
-    """One `thinwire run` of the script above."""
+    """One `thinwire run` of this file's script."""
 
     script = toy_script(SCRIPT, rows=96)
 
 
 @pytest.mark.parametrize("worker", [1, 2])
 def test_it_comes_back_into_that_fit_whichever_worker_it_is(tmp_path, worker):
-    """The phase has begun, so it has nothing to offer, and needs no state of its own."""
+    """The phase has begun, so the worker offers nothing, and needs no optimizer state."""
     with commands(Restarts, tmp_path) as command:
         flags = ["--nb_workers=2", "--restart_workers=1", "--lease_seconds=3"]
         run = command(*flags, "toy.py", str(tmp_path))

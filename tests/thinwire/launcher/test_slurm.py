@@ -45,7 +45,7 @@ def slurm(tmp_path_factory):
 
 
 class Step:
-    """One step of two tasks, each on a node of its own, with a shard each."""
+    """One step of two tasks, each on a separate node, with one shard each."""
 
     def __init__(self, slurm, folder):
         self.slurm, self.folder = slurm, folder

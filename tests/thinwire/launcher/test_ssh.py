@@ -1,4 +1,4 @@
-"""A cluster over a real sshd: started, followed, stopped; nothing is left, however it ends."""
+"""A cluster over a real sshd: start, output, stop; no process stays after any kind of end."""
 
 import os
 import pathlib
@@ -28,7 +28,7 @@ def sshd(tmp_path):
 
 
 def running(folder: pathlib.Path) -> dict[int, str]:
-    """Return the processes whose command line names a folder."""
+    """Return the processes with a folder in their command line."""
     found = {}
     for entry in pathlib.Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -46,7 +46,7 @@ def wait_for_none(folder):
 
 
 def start(nodes, hosts, options, *flags):
-    """Start a cluster of 2 workers whose code lies in a folder with a blank and a quote."""
+    """Start a cluster of 2 workers with their code in a folder with a blank and a quote."""
     (nodes.folder / "hosts").write_text(hosts)
     nodes.start(
         "cluster",

@@ -1,4 +1,4 @@
-"""The training of one device alone: the end of a run, a resumed run, a loss that diverges."""
+"""Training on one device alone: the end of a run, a resumed run, a diverging loss."""
 
 import json
 

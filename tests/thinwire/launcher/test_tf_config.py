@@ -115,7 +115,7 @@ def run_main(folder, text, *given):
 
 @pytest.mark.product
 def test_a_real_node_takes_its_place(tmp_path):
-    """Here as the second worker of a PS that nobody has started."""
+    """Run as the second worker of a PS that was never started."""
     dead = f"127.0.0.1:{free_port()}"
     text = config("worker", 1, ps=[dead], worker=["here:1", "here:2"])
     code, output = run_main(tmp_path, text, "--reconnect_timeout_seconds=0.5", *TINY)

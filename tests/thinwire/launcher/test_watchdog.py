@@ -1,4 +1,4 @@
-"""A watchdog ends its command with its launcher, whichever way that ends."""
+"""A watchdog ends its command when its launcher ends in any way."""
 
 import os
 import signal
@@ -115,11 +115,11 @@ def test_a_killed_watchdog_takes_its_command_along(supervised):
 
 
 def test_exit_codes():
-    """As subprocess has them; 130 is a node's own, and a cut ssh a killed node."""
+    """Exit codes as subprocess reports them; 130 is a node's own, a cut ssh means a killed node."""
     assert [exit_code(code) for code in (0, 5, 130, 137, 143, 255)] == [0, 5, 130, -9, -15, -1]
 
 
-#: Leaves a process behind in a session of its own, whose parents have ended; it ignores signals.
+#: Leaves a process behind in a separate session; its parents have ended and it ignores signals.
 DAEMON = """
 import os, signal, sys
 signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -1,4 +1,4 @@
-"""Networks as tests look at them, in this process and in another."""
+"""Descriptions of networks for tests, in this process and in another."""
 
 import dataclasses
 import hashlib

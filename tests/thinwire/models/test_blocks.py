@@ -1,4 +1,4 @@
-"""Padding, pools and resizing of the blocks, against plain numpy."""
+"""Padding, pooling and resizing of the blocks equal plain numpy."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ GENERATOR = np.random.default_rng(11)
 
 
 def apply(block: Any, images: np.ndarray) -> tuple[np.ndarray, keras.Model]:
-    """Return what a block makes of images [N, height, width, channels], and its model."""
+    """Return a block's output for images [N, height, width, channels], and its model."""
     inputs = keras.Input(images.shape[1:])
     model = keras.Model(inputs, block(inputs))
     return model(images).numpy(), model

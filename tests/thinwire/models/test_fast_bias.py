@@ -1,4 +1,4 @@
-"""Biases added by a broadcast addition: same values, no slow operation, nothing left behind."""
+"""Biases added by broadcasting: same values, no slow operation, no side effects."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_values_and_gradients_are_kerass_own(model: keras.Model) -> None:
     kerass, usual = _traced(model, plain=False)
     for mine, theirs in zip(plain, kerass, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=1e-5)
-    assert "BiasAddGrad" in usual  # else Keras has changed, and this module can go
+    assert "BiasAddGrad" in usual  # otherwise Keras has changed, and this module can be removed
     assert "BiasAddGrad" not in operations
 
 

@@ -1,4 +1,4 @@
-"""Examples that do not fit a model are refused in one line, before the first step."""
+"""Examples that do not fit a model are rejected in one line, before the first step."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Which variables count as moving statistics, and in which order."""
+"""The variables that count as moving statistics, and their order."""
 
 import keras
 import numpy as np
@@ -58,7 +58,7 @@ def test_one_flat_vector_of_them() -> None:
     flat.assign(values)
     np.testing.assert_array_equal(flat.read(), values)
     np.testing.assert_array_equal(variables[1].numpy(), values[4:8])
-    values[:] = 0  # neither shares memory with what was given or handed out
+    values[:] = 0  # neither shares memory with the inputs or the returned arrays
     kept = flat.read()
     flat.assign(values)
     np.testing.assert_array_equal(kept, np.arange(flat.size))

@@ -1,6 +1,6 @@
 """The networks by name: sizes, layers, weights, one step; the example and user files.
 
-Each network is built once for all tests: what looks at a whole one stands in this file.
+Each network is built once for all tests, so all tests of whole networks are in this file.
 """
 
 import functools
@@ -52,7 +52,7 @@ PARAMETERS = {
     "decoder-30m": (28_415_498, 0),
     "decoder-100m": (99_881_610, 0),
 }
-#: Shape of what they put out; of the others (None, 10).
+#: Output shapes of networks; all other networks have (None, 10).
 OUTPUTS = {
     "autoencoder": (None, 28, 28, 1),
     **dict.fromkeys(TASKS["tokens"].networks, (None, None, 10)),
@@ -73,7 +73,7 @@ ELSEWHERE = (
 #: of torchvision; ResNet-50 has 18,880 more for the biases of its 1 x 1 convolutions.
 ON_IMAGENET = {"resnet18-v1": 11_689_512, "resnet50-v1": 25_575_912}
 
-#: Height of what layers put out; the images are 28 x 28 (CIFAR: 32 x 32) whatever the network.
+#: Height of layers' outputs; the images are 28 x 28 (CIFAR: 32 x 32) for every network.
 HEIGHTS = {
     "alexnet": {"resize": 224, "conv1": 55, "pool1": 27, "conv2": 27, "pool2": 13, "pool5": 6},
     "resnet18-v1": {
@@ -102,19 +102,19 @@ Network = Callable[[str], Built]
 
 
 def with_slow(slow: Sequence[str]) -> list[Any]:
-    """Return all names, those of slow ones for ``make product``."""
+    """Return all names; slow networks run only in ``make product``."""
     return [pytest.param(name, marks=[pytest.mark.product] * (name in slow)) for name in PARAMETERS]
 
 
 @pytest.fixture(scope="module")
 def network() -> Network:
-    """Build each network when it is first asked for; tests leave its weights as they were."""
+    """Build each network at its first use; tests must leave its weights unchanged."""
     return functools.cache(build)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def elsewhere() -> Iterator[subprocess.Popen]:
-    """Another process that builds networks beside this one; a name and checksum a line."""
+    """A second process that builds networks at the same time; a name and checksum a line."""
     code = (
         "from tests.thinwire.models import built, test_networks\n"
         "for name in test_networks.ELSEWHERE: print(name, built.build(name).digest)"

@@ -1,4 +1,4 @@
-"""Random layers draw otherwise on each worker, and alike in each start of one."""
+"""Random layers draw different numbers on each worker, and the same in each start of a worker."""
 
 import keras
 import numpy as np
@@ -7,7 +7,7 @@ from thinwire.models.seeds import own_seed, seed_apart
 
 
 def drawn_on(id_worker):
-    """Return what a worker's Dropout lets through, twice."""
+    """Return a worker's Dropout outputs, twice."""
     layer = keras.layers.Dropout(0.5, seed=3)
     seed_apart([keras.Variable([3.0], name="kernel"), *layer.variables], id_worker)
     return [np.array(layer(np.ones(64, np.float32), training=True)).tolist() for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Tasks: exact metrics beside obvious numpy, labels that fit or are refused, what goes together."""
+"""Tasks: exact metrics against simple numpy, label checks, and compatible flags."""
 
 import re
 

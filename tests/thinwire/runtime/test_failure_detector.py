@@ -1,4 +1,4 @@
-"""Deadlines learnt from what was seen: vectors of RFC 6298, bounds, slow and fast peers."""
+"""Deadlines from measured times: vectors of RFC 6298, bounds, slow and fast peers."""
 
 import dataclasses
 

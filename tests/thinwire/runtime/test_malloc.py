@@ -1,4 +1,4 @@
-"""malloc's settings are taken where glibc is, and nothing happens elsewhere."""
+"""malloc's settings take effect with glibc and do nothing elsewhere."""
 
 import ctypes
 import sys

@@ -1,4 +1,4 @@
-"""Copies of output: every state of the backlog, and sinks that raise, are slow, or never return."""
+"""Copies of output: every state of the backlog, and sinks that fail, are slow, or block."""
 
 import errno
 import os

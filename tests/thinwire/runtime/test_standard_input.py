@@ -1,4 +1,4 @@
-"""Every process reads all of the launcher's input from its beginning, and nothing waits for it."""
+"""Every process reads the launcher's whole input, and no process waits for another reader."""
 
 import contextlib
 import os
@@ -80,7 +80,7 @@ def test_a_process_that_reads_nothing_keeps_nobody_waiting(tmp_path):
 
 
 def test_a_stream_that_nobody_reads_is_not_copied_without_end(tmp_path):
-    """Its writer waits, as with a script alone: at most the read-ahead and a pipe are taken."""
+    """The writer waits, as with a script alone: only the read-ahead and a pipe are filled."""
     with piped() as (reader, writer):
         given = StandardInput(tmp_path, reader)
         opened = given.open()
@@ -142,7 +142,7 @@ def test_a_file_is_read_from_the_position_that_the_launcher_got_and_keeps_its_ow
 
 
 def test_a_file_that_cannot_be_opened_again_is_read_by_its_descriptor(tmp_path, monkeypatch):
-    """As one of another user, or where there is no /proc."""
+    """The case of another user's process, or of a system without /proc."""
     path = tmp_path / "list"
     path.write_bytes(BYTES)
     opened = os.open
@@ -204,7 +204,7 @@ def test_a_copy_that_cannot_be_written_is_reported_and_ends(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("size", [0, 1, 70_000_000])
 def test_memory_stays_small_whatever_comes(tmp_path, size):
-    """In a process of its own, whose peak can be measured."""
+    """In a separate process, so that its peak memory can be measured."""
     program = f"""
 import os, pathlib, resource
 from thinwire.runtime.standard_input import StandardInput

@@ -1,4 +1,4 @@
-"""AdaComp's two functions, blocking, in two threads of one process."""
+"""AdaComp's two blocking functions, in two threads of one process."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""`GradientSGD` and `init_server` in one process: equalities, ends, refusals."""
+"""`GradientSGD` and `init_server` in one process: equalities, ends, errors."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Ctrl-C reaches listeners beside Python's own handler."""
+"""Ctrl-C reaches listeners in addition to Python's own handler."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def test_listeners_are_called_until_they_are_removed():
 
 
 def test_a_signal_to_a_child_is_not_the_parents():
-    """As pools of processes that prepare data end theirs."""
+    """Pools of processes that prepare data end their children by this signal."""
     listener = threading.Event().set
     add_listener(listener)
     child = os.fork()

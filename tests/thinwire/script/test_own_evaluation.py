@@ -1,4 +1,4 @@
-"""`thinwire.evaluate`: one worker calls the function, the run records what it returns."""
+"""`thinwire.evaluate`: one worker calls the function, the run records its result."""
 
 import atexit
 import types
@@ -15,7 +15,7 @@ from thinwire.worker.script import RECORD
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    """Let no worker that another test has made in this process be whom the script is."""
+    """Forget workers that another test has made in this process."""
     monkeypatch.setattr(identity, "_given", [])
 
 

@@ -1,4 +1,4 @@
-"""A session that takes the weights of a script's own steps, against a real server."""
+"""A session that sends weights after a script's own steps, against a real server."""
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ OPTIMIZERS = {
     "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=0.5),
     "nesterov": lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
 }
-#: Settings by name; each leaves what one worker sends as it is.
+#: Settings by name; with each setting one worker's update is applied unchanged.
 METHODS = {
     "dgs": {"mode": "dgs", "compression_rate": 1.0},
     "dgc": {"mode": "dgc", "compression_rate": 1.0, "warmup_epochs": 0},

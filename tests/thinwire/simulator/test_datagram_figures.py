@@ -1,4 +1,4 @@
-"""What a simulated run says of its datagrams: summary, workers' reports, lines of --dgt_info."""
+"""A simulated run's datagram figures: summary, workers' reports, lines of --dgt_info."""
 
 import json
 import re
@@ -124,7 +124,7 @@ def test_info_is_a_line_for_each_step(caplog, asked):
     sent = [line for line in caplog.messages if re.match(r"worker \d, step \d+: k 0\.4", line)]
     closed = [line for line in caplog.messages if re.match(r"worker \d, step \d+: fresh", line)]
     assert len(closed) == 2 * 5 * asked
-    assert len(closed) - 2 <= len(sent) <= len(closed)  # the last replies may not be heard
+    assert len(closed) - 2 <= len(sent) <= len(closed)  # the last replies may not arrive
 
 
 def test_a_dropping_sender_says_so(caplog):

@@ -1,4 +1,4 @@
-"""DGT from end to end on the virtual clock: the real router, seals, link, receivers and cores."""
+"""DGT end to end on the virtual clock: the real router, seals, link, receivers and cores."""
 
 import functools
 
@@ -53,7 +53,7 @@ def reliable(nb_ps=1, links=(LINK,), iter_max=UPDATES, **choices):
 
 @functools.cache
 def of_reliable(nb_ps=1):
-    """Return the weights of the run that many tests compare theirs with; nobody changes them."""
+    """Return the weights of the run that many tests compare with; callers must not change them."""
     return weights(reliable(nb_ps))
 
 
@@ -151,7 +151,7 @@ def test_a_lossy_link_loses_what_the_counters_show():
 
 
 def test_losses_are_fed_back():
-    """What was lost comes with a later gradient: the run ends nearer to the lossless one."""
+    """Lost values are sent with a later gradient: the run ends nearer to the lossless one."""
     lossy = (Link(1.0, 10, 0.5),)
     drop = {"dgt_reception": "drop", "dgt_wait_ms": 500.0, "dgt_k": 0.0}
     goal = weights(reliable(iter_max=80))

@@ -1,4 +1,4 @@
-"""A simulated worker's requests of all shards."""
+"""A simulated worker's requests to all shards."""
 
 import types
 
@@ -6,7 +6,7 @@ from thinwire.simulator.exchange import SimulatedExchange
 
 
 class Client:
-    """A shard's client whose stream has broken."""
+    """A shard's client with a broken stream."""
 
     def __init__(self):
         self.is_requesting, self.joined = False, 0

@@ -1,4 +1,4 @@
-"""Gradients that are computed in threads are those of one after the other, and leave no trace."""
+"""Gradients computed in threads equal gradients computed in sequence, without side effects."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,4 @@
-"""A core that fails over one event of a worker, in whole simulated runs."""
+"""A core that fails on one event of a worker, in whole simulated runs."""
 
 import pytest
 from absl import logging
@@ -10,7 +10,7 @@ KINDS = {"push": events.Push, "query": events.Query}
 
 
 def break_at(core, kind, number):
-    """Let the core raise over so many'th event of a kind."""
+    """Make the core raise an error at event number `number` of a kind."""
     before, seen = type(core), []
 
     class Broken(before):
@@ -39,7 +39,7 @@ def break_at(core, kind, number):
 def test_a_run_goes_on_to_its_end(name, kind, choices, shard):
     before = logging.get_verbosity()
     logging.set_verbosity(logging.FATAL)
-    shard = 0 if kind == "query" else shard  # only shard 0 is asked
+    shard = 0 if kind == "query" else shard  # only shard 0 is queried
     simulation = simulated(name, 3, "0.5,0.7,0.9", choices, iter_max=60, nb_ps=2)
     core = simulation.shards[shard].core
     seen = break_at(core, KINDS[kind], 20)
@@ -50,5 +50,5 @@ def test_a_run_goes_on_to_its_end(name, kind, choices, shard):
     assert simulation.end == "iter_max"
     assert core.counters.rejected["fault"] >= 1
     worker = seen[19].worker
-    assert [event.worker for event in seen[20:]].count(worker) > 3  # it came back, and took part
+    assert [event.worker for event in seen[20:]].count(worker) > 3  # the worker returned
     assert simulation.shards[0].core.version == 60

@@ -1,4 +1,4 @@
-"""kill -9 of a worker inside a round, and its return, in every mode: the summary tells of both."""
+"""kill -9 of a worker inside a round, and its return, in every mode; the summary reports both."""
 
 import numpy as np
 import pytest
@@ -89,7 +89,7 @@ def test_a_killed_worker_comes_back(tmp_path, mode, nb_ps, away):
     assert (summary["membership"]["left"], summary["membership"]["returned"]) == (left, 1)
     assert summary["workers"][1]["pushes"] >= pushes["before"] + 3
     for shard in simulation.shards:
-        # A push of which a shard got nothing before the death is missing there for ever.
+        # A push that had not reached a shard before the death is missing there for ever.
         assert updates - 2 <= shard.core.version <= updates
         assert np.isfinite(shard.core.model.theta).all()
 

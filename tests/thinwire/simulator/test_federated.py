@@ -16,7 +16,7 @@ FAILURES = "1@0.3-0.9,2@0.5,3@1-1.4,7@1.5-20,5@2.2-2.5"
 
 
 def federated(folder, sizes, failures="", nb_ps=1, **choices):
-    """Play rounds of half of the workers, with one local epoch on so many examples of each."""
+    """Play rounds of half of the workers, with one local epoch on this many examples of each."""
     ends = np.cumsum(sizes)
     write_positions(folder / "parts.txt", np.split(np.arange(ends[-1]), ends[:-1]))
     settings = {"fraction": 0.5, "seed": 3, "local_epochs": 1} | choices
@@ -70,7 +70,7 @@ def test_a_worker_without_examples_neither_counts_nor_hangs_a_round(tmp_path):
     counted = simulation.shards[0].core.counters.workers
     assert 2 not in counted or not counted[2].pushes
     assert counted[1].pushes == counted[3].pushes == 20
-    # The same examples, but walks of their own: what is compared is that the mean is not of four.
+    # The examples are equal, but their orders differ: the test checks that the mean is not of four.
     moved = [
         np.linalg.norm(each.shards[0].core.model.theta - each.shards[0].core.model.theta[0])
         for each in (simulation, others)

@@ -1,4 +1,4 @@
-"""One faulty worker of several, with guards on: the run is as good as one without it."""
+"""With guards on, a run with one faulty worker is as good as a run without that worker."""
 
 import json
 
@@ -73,7 +73,7 @@ def test_a_robust_rule_outvotes_it_without_any_limit(rule):
 
 
 def test_noise_of_the_usual_size_is_outvoted_too():
-    """What no limit of norms can see."""
+    """A fault that no limit of norms can detect."""
     mean = play("bsp", 4, iter_max=100, garbage={4: 3.0})
     robust = play("bsp", 4, choices={"aggregate": "median"}, iter_max=100, garbage={4: 3.0})
     assert accuracy(robust) > accuracy(mean)

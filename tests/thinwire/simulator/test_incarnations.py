@@ -1,4 +1,4 @@
-"""Simulated streams that break and shards that die: what is sent again, and who looks for whom."""
+"""Simulated broken streams and dead shards: repeated pushes, and reconnections."""
 
 import functools
 
@@ -16,7 +16,7 @@ LINK = Link(0.5, 20.0)
 
 
 def sent_by(worker):
-    """Return what a worker will send from now on to shard 0: (step, update) of each push."""
+    """Return a worker's future pushes to shard 0: (step, update) of each push."""
     found, send = [], worker.exchange.send
 
     def noted(shard, event, sizes, counted):
@@ -33,7 +33,7 @@ def play(simulation, until=200.0):
 
 
 def kept(folder, journal="on", **settings):
-    """Return a simulation whose only shard keeps its state."""
+    """Return a simulation with one shard, which keeps its state."""
     plain = simulated(
         "adacomp",
         2,
@@ -51,7 +51,7 @@ def kept(folder, journal="on", **settings):
 
 
 def test_a_push_that_is_sent_again_is_that_workers_own():
-    """All workers are lent one buffer of gradients; the others go on while one says Hello again."""
+    """All workers share one buffer of gradients; others continue while one repeats its Hello."""
     simulation = simulated("asgd", 3, steps="0.5,0.11,0.13", links=(LINK,), iter_max=80)
     worker = simulation.workers[0]
     found = sent_by(worker)

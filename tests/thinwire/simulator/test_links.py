@@ -1,4 +1,4 @@
-"""Links with classes of service on the virtual clock: streams, datagrams and what shares them."""
+"""Links with classes of service on the virtual clock: streams, datagrams, shared links."""
 
 import struct
 
@@ -15,7 +15,7 @@ from thinwire.simulator.datagrams import SimulatedSender
 from thinwire.simulator.links import ClassPipe, Pipe, carry, uplink_of
 
 SIZE = 1472
-UNIT_SECONDS = 1500 * 8 / 10e6  # of one datagram at 10 Mbit/s
+UNIT_SECONDS = 1500 * 8 / 10e6  # seconds of one datagram at 10 Mbit/s
 
 
 def play(clock):
@@ -113,14 +113,14 @@ def test_datagrams_arrive_by_priority_and_signed_once():
     last = {channel: max(at for c, _, at in seen if c == channel) for channel in (0, 1, 2)}
     assert last[1] == pytest.approx(0.007 + 44 * UNIT_SECONDS)
     assert last[2] == pytest.approx(0.007 + 84 * UNIT_SECONDS)
-    # Not marked, the stream is of the class of the last channel, and came later.
+    # Without a mark, the stream has the class of the last channel, and arrived later.
     assert last[0] == pytest.approx(last[2] + 50_000 * 8 / 10e6)
     assert [counts.datagrams for counts in sender.counts()] == [44, 40]
     assert sender.flush(0)
 
 
 def test_what_waits_too_long_is_never_sent():
-    """The link takes what a socket's buffer holds; the rest waits at the sender."""
+    """The link accepts as many bytes as a socket's buffer holds; later bytes wait at the sender."""
     clock = Clock()
     sender, _, seen = sender_of(clock, Link(10.0))
     sender.send([Batch(1, 44, 44 * part) for part in range(10)], 1)

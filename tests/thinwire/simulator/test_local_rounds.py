@@ -1,4 +1,4 @@
-"""Guards and robust aggregates with each method of local steps; differential privacy with them."""
+"""Guards, robust aggregates and differential privacy with each method of local steps."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.methods.method import METHODS
 from thinwire.ops.types import ConfigurationError
 
-#: Methods of rounds of a fixed length, and those whose updates are sparse.
+#: Methods with rounds of a fixed length, and methods with sparse updates.
 ROWS = [name for name, row in METHODS.items() if row["pacer"] == "fixed"]
 
 
@@ -81,7 +81,7 @@ def test_a_robust_rule_is_refused_for_sparse_updates(name):
 
 @pytest.mark.parametrize("name", ordinarily(ROWS, "diloco"))
 def test_every_row_is_private_if_asked(name):
-    """Little noise and a wide clip cost nothing; what is reported is what was released."""
+    """Little noise and a wide clip do not reduce quality; the report covers all releases."""
     choices = {"dp_clip": 20.0, "dp_noise": 1e-4, "overrides": {"weighting": "none"}}
     assert accuracy(play(name, choices=choices)) > 0.6
     drowned = play(name, choices=choices | {"dp_noise": 100.0})

@@ -1,4 +1,4 @@
-"""Simulated runs with any of Keras' optimizers: one worker takes the steps of Keras alone."""
+"""Simulated runs with any Keras optimizer: one worker takes the same steps as Keras alone."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""What a simulation is made of: step times, failures, pipes, flags."""
+"""The parts of a simulation: step times, failures, pipes, flags."""
 
 import numpy as np
 import pytest

@@ -38,7 +38,7 @@ def end_of(mix, folder):
 
 
 def test_all_pairs_of_policy_values(tmp_path):
-    # Keras' optimizers are compiled anew for each shard, and nothing here is any news to them.
+    # Keras' optimizers are compiled again for each shard, and other tests cover them.
     mixes = [mix | {"server_optimizer": "sgd"} for mix in covering_array(strength=2)]
     assert len(mixes) < 120
     ends = [end_of(mix, tmp_path) for mix in mixes]

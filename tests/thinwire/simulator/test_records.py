@@ -1,4 +1,4 @@
-"""Which versions of a simulated run are evaluated."""
+"""The model versions of a simulated run that are evaluated."""
 
 import types
 
@@ -7,7 +7,7 @@ from thinwire.simulator.records import SimulationRecords
 
 
 class Recorder:
-    """Notes what is evaluated."""
+    """Records the evaluated versions."""
 
     def __init__(self):
         self.evaluated, self.latest = [], None

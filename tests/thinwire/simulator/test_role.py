@@ -47,7 +47,7 @@ def test_a_simulated_run_leaves_what_a_real_one_does_and_the_same_twice(tmp_path
     for name in ("summary.json", "metrics.jsonl", "measure/worker-1.jsonl"):
         assert (one / name).read_bytes() == (two / name).read_bytes(), name
     started = (one / "metrics.jsonl").stat().st_mtime_ns
-    simulate(one, "--eval_interval_updates=10")  # is finished, and says so
+    simulate(one, "--eval_interval_updates=10")  # is finished, and reports that
     assert (one / "metrics.jsonl").stat().st_mtime_ns == started
 
 

@@ -1,4 +1,4 @@
-"""A round that is computed at once is that of a plain loop; it ends with the worker's life."""
+"""A round computed ahead equals a plain loop, and is dropped when the worker dies."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Simulated runs: time adds up by hand, every method reaches its end, twice gives the same bits."""
+"""Simulated runs: times equal sums by hand, every method ends, and runs repeat bit for bit."""
 
 import dataclasses
 import json
@@ -55,7 +55,7 @@ def test_one_worker_takes_the_steps_of_plain_sgd():
 
 
 def test_a_round_on_a_link_is_step_and_both_transfers():
-    """The emulated channel's own model says how long what was counted takes on the wire."""
+    """The emulated channel's own model gives the time of the counted bytes on the wire."""
     link = Link(mbps=0.01, delay_ms=40)
     simulation = played("asgd", 1, links=(link,), iter_max=9)
     rows = rounds_of(simulation, 1)
@@ -169,7 +169,7 @@ def test_a_dead_worker_is_out_after_its_lease_and_comes_back():
 
     assert simulation.play(keep, lambda: False) == "iter_max"
     gaps = np.diff(times)
-    # Worker 2's lease runs out, then worker 1 goes on alone; one round waits for the returned one.
+    # Worker 2's lease expires, then worker 1 continues alone; one round waits for the returned one.
     assert sorted(gaps[~np.isclose(gaps, 0.5)]) == [1.0, 5.0]
     membership = core(simulation).membership
     assert (membership.num_left, membership.num_returned) == (1, 1)
@@ -252,7 +252,7 @@ def test_an_update_that_only_the_shard_finds_non_finite_is_refused_and_counted(m
 
 
 def test_a_thousand_workers_of_asp_cost_no_more_bookkeeping():
-    """Every event of the crowd is handled by looking at a few workers, not at all of them."""
+    """Every event of the crowd is handled by looking at a few workers, not at all workers."""
     simulation = simulated("adacomp", 50, steps="lognormal:0.2,0.3", iter_max=300)
     shard, seen = simulation.shards[0], []
     handle = shard.core.handle

@@ -1,4 +1,4 @@
-"""Simulated runs of a toy problem: the real cores, gradients by hand, no TensorFlow."""
+"""Simulated runs of a toy problem: real cores, gradients in numpy, no TensorFlow."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def simulated_of(
     garbage=None,
     **settings,
 ):
-    """Build a simulation; what is given once serves every worker or shard."""
+    """Build a simulation; a single value serves every worker or shard."""
     nb_workers = sum(len(group) for group in chosen.sync.groups)
     run = run_of(chosen, nb_workers, **settings)
     own = SimulatorFlags(

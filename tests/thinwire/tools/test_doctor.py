@@ -1,4 +1,4 @@
-"""`thinwire doctor`: what it examines, what it makes of it, and its exit codes."""
+"""`thinwire doctor`: its checks, its conclusions, and its exit codes."""
 
 import json
 import pathlib

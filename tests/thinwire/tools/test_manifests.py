@@ -1,4 +1,4 @@
-"""Kubernetes' objects: what its API accepts, what they hold, and that their commands run."""
+"""Kubernetes manifests: accepted by the API schema, correct content, working commands."""
 
 import base64
 import contextlib
@@ -213,7 +213,7 @@ print("worker", thinwire.worker_id(), "of", thinwire.num_workers())
 @pytest.mark.product
 @pytest.mark.timeout(240)
 def test_their_commands_run(made, tmp_path):
-    """As the pods would run them, with the PS's name led to this machine."""
+    """The commands run as in the pods; the PS's name leads to this machine."""
     port = free_port()
     secret, _, shards, _, supervisor, workers = made(
         *("--port", str(port), "--method", "asgd", "--flags=--iter_max=6")
@@ -263,7 +263,7 @@ def await_listener(port):
 
 
 def start(document, more, token, folder):
-    """Start a container's command with its environment, mounts and names those of a test."""
+    """Start a container's command; environment, mounts and names belong to the test."""
     own = container(document)
     mounted = folder / own["name"]
 

@@ -1,4 +1,4 @@
-"""`thinwire status`: from files alone, from a shard that answers, and its exit codes."""
+"""`thinwire status`: from files alone, from a running shard, and its exit codes."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""`thinwire stop`: ends a run by its launcher or by shard 0, waits, and may be repeated."""
+"""`thinwire stop`: ends a run by its launcher or by shard 0, waits, and can be repeated."""
 
 import contextlib
 import signal
@@ -119,7 +119,7 @@ def test_a_shard_without_a_model_is_seen_and_ended_by_its_address(tmp_path, caps
 
 
 def test_nodes_without_a_model_are_all_ended_by_their_folder(nodes):
-    """Nobody has the model, and the shards would look for each other for a minute."""
+    """No node has the model, and the shards would look for each other for a minute."""
     nodes.common = ("--model_from=worker", "--nb_workers=1", "--nb_ps=2", "--method=asgd")
     hosts = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
     for shard in range(2):

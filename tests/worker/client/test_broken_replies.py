@@ -1,4 +1,4 @@
-"""A reply that is of no use ends a worker, or a Supervisor, with words and not with a traceback."""
+"""An invalid reply ends a worker or a Supervisor with an error message, not a traceback."""
 
 import queue
 import types
@@ -41,7 +41,7 @@ def test_a_worker_says_who_sent_what_it_cannot_use(name):
 
 
 def view_of(reply):
-    """Return what a Supervisor makes of one shard's reply."""
+    """Return a Supervisor's result of one shard's reply."""
     layouts = method("asgd").place(SPEC, 1)
     viewer = ModelFetcher(SPEC, layouts, 0, in_step=False)
     replies = queue.SimpleQueue()
@@ -61,7 +61,7 @@ def test_a_whole_model_is_seen():
 @pytest.mark.parametrize(
     "reply",
     [
-        pb.Reply(),  # its weights would be whatever was in that memory before
+        pb.Reply(),  # its weights would be uninitialized memory
         pb.Reply(blocks=_DENSE[:2], payload=_WHOLE[:96]),
         pb.Reply(blocks=_DENSE, payload=_WHOLE[:-4]),
         pb.Reply(aux_count=3, blocks=_DENSE, payload=_WHOLE),

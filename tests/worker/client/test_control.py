@@ -1,4 +1,4 @@
-"""Scripts' controls against a real shard over loopback, with its restarts."""
+"""Control streams of scripts with a real shard over loopback, and the shard's restarts."""
 
 import contextlib
 import threading
@@ -16,7 +16,7 @@ from thinwire.runtime.run.settings import FINISHED, RETURNED_EARLY, SCRIPT_FAILE
 from thinwire.worker.client import control as control_module
 from thinwire.worker.client.control import Control, RunHalted
 
-#: Of scripts that are alive; those that die are few.
+#: Seconds until a silent script's lease ends; few scripts die in these tests.
 LEASE = 1.5
 
 
@@ -213,7 +213,7 @@ def test_an_evaluation_reaches_all_scripts_through_restarts_of_the_shard():
 
 
 class Recorder:
-    """A stream that keeps what is sent."""
+    """A stream that records sent messages."""
 
     def __init__(self):
         self.sent = []

@@ -1,4 +1,4 @@
-"""A worker's datagrams to one shard: over UDP, in the stream, and from the one to the other."""
+"""A worker's datagrams to one shard: over UDP, in the stream, and switches between the two."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from thinwire.worker.client.datagrams import DatagramChannel, WorkerTransport
 
 
 class FakeSender:
-    """Notes what it is to send."""
+    """Records the datagrams to send."""
 
     def __init__(self, key, mtu=1472):
         self.key, self.mtu, self.failure, self.closed = key, mtu, None, False
@@ -51,7 +51,7 @@ class Way:
         return self
 
     def push(self, step):
-        """Send an exchange; return how many datagrams went before, beside and behind the push."""
+        """Send an exchange; return how many datagrams went before, during and after the push."""
         self.channel.seal(step, routed())
         before = sum(1 for _ in self.channel.before())
         beside = len(self.sender.sent) if self.opened else 0
@@ -104,7 +104,7 @@ def test_a_reconnection_goes_on_and_another_session_seals_anew():
 
 @pytest.mark.parametrize("ports", [(), (7, 8)])
 def test_the_stream_alone_carries_them_behind_the_push(ports):
-    """Whatever the shard could do: how they travel need not be the same on every node."""
+    """For any shard settings: the path of datagrams may differ between nodes."""
     way = Way(dgt_transport="grpc").welcome(ports=ports)
     assert way.push(1) == (0, 0, 1)
     assert not way.channel.fell_back and not way.opened
@@ -154,7 +154,7 @@ def test_a_sender_that_has_failed_is_noticed_at_the_next_push(steps, caplog):
     assert way.push(2) == (1, 0, 0)
     assert way.channel.fell_back and way.sender.closed
     assert caplog.text.count("cannot be sent: OSError('made here')") == 1
-    assert way.channel.counts()[0].datagrams > sent[0].datagrams  # those in the stream count on
+    assert way.channel.counts()[0].datagrams > sent[0].datagrams  # the stream counts, too
     assert way.push(3) == (1, 0, 0)
     assert caplog.text.count("in the stream") == 1
 

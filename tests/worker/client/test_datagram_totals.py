@@ -1,4 +1,4 @@
-"""What a worker counts of what it sends: over shards, over its lives, and as scalars."""
+"""A worker's counts of sent datagrams: over shards, over incarnations, and as scalars."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What is averaged beside the weights, as a worker's exchange codes and decodes it."""
+"""A worker's exchange encodes and decodes averaged auxiliary values."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""A worker that is expelled in the middle of an exchange finishes it everywhere or nowhere."""
+"""A worker expelled during an exchange finishes it on all shards or on none."""
 
 import types
 
@@ -9,7 +9,7 @@ from thinwire.worker.client.exchange import Exchange
 
 
 class Shard:
-    """As far as an exchange looks at one: whether its part is open, and what it does about it."""
+    """The part of a client that an exchange uses: if its part is open, and its actions."""
 
     def __init__(self, is_open, settles=False):
         self.protocol = types.SimpleNamespace(is_requesting=is_open, is_expelled=False)
@@ -68,7 +68,7 @@ def test_a_worker_is_one_incarnation_at_all_shards():
 
 @pytest.mark.parametrize(("alive", "may"), [((True, True), True), ((True, False), False)])
 def test_an_expelled_worker_returns_when_all_other_shards_can_be_reached(alive, may):
-    """Else everybody would wait again for a worker that one shard does not hear."""
+    """Otherwise all workers would wait again for a worker that one shard does not receive."""
     decisions = []
     leader = types.SimpleNamespace(attend=lambda may_rejoin: decisions.append(may_rejoin()))
     others = [types.SimpleNamespace(alive=each, attend=lambda: None) for each in alive]

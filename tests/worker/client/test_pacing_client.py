@@ -1,4 +1,4 @@
-"""What a worker decides by the answers of the state server, and without them."""
+"""A worker's decisions with the state server's answers, and without answers."""
 
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.worker.client.pacing_client import PacingState

@@ -1,4 +1,4 @@
-"""The protocol of a worker with one shard: each state, each message, and any order of them."""
+"""A worker's protocol with one shard: each state, each message, and any order of messages."""
 
 import itertools
 
@@ -102,7 +102,7 @@ def kinds(actions):
     return [type(action) for action in actions]
 
 
-#: What each message leads to in each state: the next state, and the kinds of actions.
+#: Effect of each message in each state: the next state, and the kinds of actions.
 _SAME = None, []
 _S = State
 EVERY_MESSAGE = {
@@ -256,7 +256,7 @@ def test_a_push_that_is_abandoned_becomes_a_pull():
     protocol = requesting()
     assert protocol.abandon_push() == [Send(pb.Pull(), LIFE, 3)]
     assert protocol.abandon_push() == []  # a pull is not abandoned
-    assert protocol.receive(reply(), NOW) == []  # to the push
+    assert protocol.receive(reply(), NOW) == []  # the reply to the push
     assert kinds(protocol.receive(reply(step=0), NOW)) == [Replied]
 
 
@@ -343,7 +343,7 @@ MESSAGES = st.one_of(
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """A driver that does as it should, and a shard that sends anything at all."""
+    """A correct driver, and a shard that sends any messages."""
 
     def __init__(self):
         super().__init__()
@@ -423,7 +423,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def something_leads_on(self):
-        """Whoever waits for a reply is on a stream, or has been shown how to get to one."""
+        """A worker that waits for a reply is on a stream, or knows how to open one."""
         if self.protocol.is_requesting:
             state = self.protocol.state
             assert state in (State.REQUESTING, State.JOINING) or self.waits

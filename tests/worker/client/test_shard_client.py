@@ -1,4 +1,4 @@
-"""A worker's client of one shard: quarantine, expulsion, giving up, listening while it computes."""
+"""A worker's client of one shard: quarantine, expulsion, giving up, listening while computing."""
 
 import threading
 
@@ -17,7 +17,7 @@ ADDRESS = "127.0.0.1:1"
 
 
 class FakeClock:
-    """Time that passes when somebody waits."""
+    """Time that passes when a caller waits."""
 
     def __init__(self):
         self.now = 100.0
@@ -32,7 +32,7 @@ class FakeStream:
 
 
 class FakeSession:
-    """A stream to a shard whose words a test has written."""
+    """A stream to a shard; a test has written its messages."""
 
     def __init__(self, clock, heard=()):
         self.clock, self.heard, self.said, self.closed = clock, list(heard), [], False
@@ -67,7 +67,7 @@ class FakeSession:
 
 
 class Client:
-    """A client whose dialling ends at sessions that a test has written."""
+    """A client that dials sessions written by a test."""
 
     def __init__(self, monkeypatch, *sessions, shard=0):
         self.clock, self.closing = FakeClock(), threading.Event()
@@ -138,8 +138,8 @@ def test_who_is_put_out_says_hello_again_when_its_term_is_over(monkeypatch):
     run.push()
     assert run.version() == 9
     first, second = run.sessions
-    assert run.clock.now >= 106.0  # a second to hear of it, five to wait
-    assert len(first.heard) == 4  # it listened for so long, and no longer
+    assert run.clock.now >= 106.0  # a second to notice, five to wait
+    assert len(first.heard) == 4  # it listened for this long, and no longer
     assert first.closed
     assert second.said == [(4, 3)]  # the push again
 
@@ -287,7 +287,7 @@ def test_a_query_is_answered_unless_the_shard_is_being_dialled(monkeypatch):
     run = Client(monkeypatch, [answer, answer])
     question = pb.Query(step=4, local_steps=2)
     monkeypatch.setattr(shard_client, "_QUERY_TURN_SECONDS", 0.0)
-    with run.client._turn:  # as another thread has it that dials
+    with run.client._turn:  # as another thread does that dials
         assert run.client.query(question, 1.0) is None
     assert run.sessions[0].said == []
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The state of a script's optimizer, fetched from real shards over loopback."""
+"""A script's optimizer state is fetched from real shards over loopback."""
 
 import json
 import types

@@ -1,4 +1,4 @@
-"""Sums between workers over real gRPC on loopback, one thread per worker."""
+"""All-reduce between workers over real gRPC on loopback, one thread per worker."""
 
 import threading
 from concurrent import futures
@@ -25,7 +25,7 @@ CHUNK = 1 << 20
 
 
 class CollectiveNode:
-    """One worker's end."""
+    """One worker's endpoint of an all-reduce."""
 
     def __init__(self, worker, look=lambda sender: None, limit_bytes=1 << 28, run_id="run"):
         self.worker = worker
@@ -65,7 +65,7 @@ def start():
 
 
 def together(nodes, task):
-    """Run a task for every node at once; return its results or what they raised."""
+    """Run a task for all nodes in parallel; return its results or the raised errors."""
     with futures.ThreadPoolExecutor(len(nodes)) as pool:
         return list(pool.map(task, nodes))
 
@@ -131,7 +131,7 @@ def test_without_a_lost_member_the_round_is_done_again(start):
 
 
 def test_a_member_that_begins_again_needs_nobody_else_to(start):
-    """What others have sent is still there, and what it sends again is the same."""
+    """Received parts are still there, and repeated parts are the same."""
     nodes = start(3)
     members = [node.member for node in nodes]
     late = threading.Event()

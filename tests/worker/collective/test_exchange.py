@@ -1,4 +1,4 @@
-"""Whole runs among workers: as through the PS, whoever comes, goes or dies."""
+"""Whole collective runs equal runs through the PS, with joining, leaving and dying workers."""
 
 import itertools
 import threading
@@ -110,7 +110,7 @@ def test_esync_sums_among_workers(shards):
 
 @pytest.mark.parametrize("name", ["bsp", pytest.param("esync", marks=pytest.mark.product)])
 def test_the_others_go_on_without_a_dead_member(shards, name):
-    """It dies inside a round: shard 0 counts on it, its part never comes."""
+    """The member dies inside a round: shard 0 counts on it, and its part never arrives."""
     shard = shards(among(name), iter_max=40)
 
     def die_at_ten(worker):
@@ -165,7 +165,7 @@ def test_a_worker_that_comes_back_is_another_life(shards):
 
 
 def test_workers_outlive_a_restart_of_the_ps(shards):
-    """They go on from its snapshot, as they do when it steps itself."""
+    """Workers resume from its snapshot, as they do when the PS steps itself."""
     chosen = among(overrides={"server_optimizer": "momentum"})
     shard = shards(chosen, iter_max=10**6)
     workers = [WorkerThread(number, shard) for number in (1, 2, 3)]

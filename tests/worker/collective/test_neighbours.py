@@ -1,4 +1,4 @@
-"""Who comes in gets the model that the others have."""
+"""A joining worker of a collective run gets the current model from a neighbor."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def test_all_start_from_one_model(others, leads, agreed, value):
 
 
 def test_one_that_is_ahead_is_caught_up_with():
-    """It has done the next round, and waits for this worker to report that too."""
+    """The neighbor has done the next round, and waits for this worker to report that too."""
     goal = RoundId(0, 5)
     mine, streams = replica(1.0), Streams(w2=None, w3=replica(5.0, goal, stepped=True))
     neighbours = Neighbours(streams, mine)

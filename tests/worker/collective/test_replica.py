@@ -1,4 +1,4 @@
-"""A worker's copy of the model: steps as the PS does, hands out and takes over all it is."""
+"""A worker's replica of the model: steps like the PS, exports and imports its whole state."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Workers that sum among themselves let in nobody but each other."""
+"""Workers of a collective run accept connections only from each other."""
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ def test_peers_with_papers_and_token(papers, listen):
 
 
 def greet(listener, credentials, worker):
-    """Say who one is; return the reason of the refusal."""
+    """Send an identity; return the reason of the rejection."""
     stream = ClientStream(
         listener.member.address,
         service=PEER_SERVICE,

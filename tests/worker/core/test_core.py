@@ -1,4 +1,4 @@
-"""The worker's core against plain numpy: what goes out, and what a reply does."""
+"""The worker's core equals plain numpy: its pushes, and the effect of replies."""
 
 import math
 
@@ -146,7 +146,7 @@ def running_ahead(**choices):
 
 
 def add(shard, outgoing, layout):
-    """Add what was sent to the model of the only shard."""
+    """Add the sent update to the model of the only shard."""
     for at, block in SlicesInModel(SPEC, layout).places(outgoing.shards[0]):
         shard[at][where_of(block.indices)] += block.values.data
 
@@ -262,7 +262,7 @@ def test_aligned_buffers(size):
 
 
 def test_a_push_that_is_refused_as_not_finite_stays_unsent():
-    """A worker that ends then has its change in what it saves."""
+    """The saved state of a worker that then ends includes its change."""
     core = running_ahead(compression_rate=0.25)
     stepped = core.weights + numbers()
     core.own.step(stepped, loss=0.0)

@@ -1,4 +1,4 @@
-"""What a worker's core keeps from step to step and saves: residuals, BatchNorm's statistics."""
+"""The state of a worker's core over steps and restarts: residuals, BatchNorm's statistics."""
 
 import dataclasses
 from typing import ClassVar
@@ -28,7 +28,7 @@ from thinwire.worker.core.messages import ScriptFigures
 
 @dataclasses.dataclass(frozen=True)
 class LargestWithResidual:
-    """One entry a tensor, the rest is kept: the smallest codec that has a residual."""
+    """A codec that sends one entry per tensor: the smallest codec with a residual."""
 
     kind: ClassVar[Kind] = Kind.GRADIENT
 
@@ -76,7 +76,7 @@ def test_the_residual_is_kept_from_step_to_step():
 
 
 def ahead_core(ahead, local_steps=2):
-    """A core whose rounds send one entry of each tensor and begin ahead of the model."""
+    """A core with rounds that send one entry of each tensor and start ahead of the model."""
     chosen = {"chunk": 12, "chunk_k": 1, "error_decay": 0.9, "error_ahead": ahead}
     return core_of("sparseloco", value_dtype="float32", local_steps=local_steps, **chosen)
 
@@ -141,12 +141,12 @@ def test_statistics_go_with_each_push_and_are_replaced_by_the_reply():
     start(core, numbers())
     mine = np.float32([4, 5, 6])
     outgoing = core.begin(numbers(1), 8, 1.0, mine)
-    mine[:] = 0  # a retry sends what was sent
+    mine[:] = 0  # a retry sends the same packet
     np.testing.assert_array_equal(outgoing.aux, [4, 5, 6])
     core.finish([reply(core.layouts[0], Operation.NONE, blocks=[], aux=np.float32([7, 8, 9]))])
     np.testing.assert_array_equal(core.statistics, [7, 8, 9])
     np.testing.assert_array_equal(outgoing.aux, [4, 5, 6])
-    core.finish([reply(core.layouts[0], Operation.NONE, blocks=[])])  # of a shard without them
+    core.finish([reply(core.layouts[0], Operation.NONE, blocks=[])])  # a shard without averages
     np.testing.assert_array_equal(core.statistics, [7, 8, 9])
 
 
@@ -246,7 +246,7 @@ def test_the_loss_of_no_example_is_no_loss():
 
 @dataclasses.dataclass(frozen=True)
 class SeesEpochs(LargestWithResidual):
-    """It notes what it is told."""
+    """Records the epochs that it receives."""
 
     seen: list = dataclasses.field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""Weights, local steps and replies on a device do to a run what they do on the host."""
+"""Weights, local steps and replies on a device give the same run as on the host."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ WAYS = {
     *((name, "device", 1 + number % 2) for number, name in enumerate(METHODS)),
     *((name, "host", 1) for name in ("adacomp", "ahead")),
 }
-#: Methods of which another one has all: fedprox, ahead.
+#: Methods whose features other methods cover: fedprox, ahead.
 LIKE_OTHERS = ("fedavg", "sparseloco")
 
 
@@ -78,7 +78,7 @@ def test_a_run_is_the_same_bit_for_bit(name, place, nb_ps):
 
 
 class HostRun(DeviceRun):
-    """The same workers with their weights on the host, as the Simulator and scripts have them."""
+    """The same run with the workers' weights on the host, as in the Simulator and in scripts."""
 
     keeps_on_device = False
 
@@ -134,6 +134,6 @@ def test_a_mirror_of_which_much_has_changed_is_copied_whole():
     model = np.zeros(30, np.float32)
     mirror = DeviceMirror(model)
     mirror.note(0, 10, None)
-    model[20] = 1.0  # of which nobody has told
+    model[20] = 1.0  # a change without a note to the mirror
     mirror.catch_up()
     assert np.asarray(mirror.array)[20] == 1.0

@@ -1,4 +1,4 @@
-"""A worker's instruments are of this process alone, and add up."""
+"""A worker's metrics cover this process only, and add up."""
 
 import math
 import types

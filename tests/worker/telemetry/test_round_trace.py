@@ -1,4 +1,4 @@
-"""A worker's rounds taken apart: sums, steps, bytes, the barrier apart from the transfer."""
+"""Traces of a worker's rounds: sums, steps, bytes, and barrier and transfer times apart."""
 
 import json
 import types

@@ -1,4 +1,4 @@
-"""A worker's TensorBoard scalars: paced, and never the end of the run."""
+"""A worker's TensorBoard scalars: limited in rate; write errors never end the run."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Checkpoints hold any plain state, survive kills, and notice damage."""
+"""Checkpoints hold any plain state, survive kills, and detect damage."""
 
 import errno
 import logging
@@ -177,7 +177,7 @@ def test_refuses_what_is_not_plain_data(tmp_path, state, message):
 
 
 def test_a_full_disk_is_left_as_it_was(tmp_path, monkeypatch):
-    """Neither is anything begun that cannot fit, nor does half of what did not fit stay."""
+    """A checkpoint that cannot fit is not started, and a partial one is removed."""
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, {"w": np.ones(4)})
     before = sorted(tmp_path.rglob("*"))

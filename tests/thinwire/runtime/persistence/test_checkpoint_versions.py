@@ -1,4 +1,4 @@
-"""Another version's checkpoint is whole: it is refused, not passed over for an older one."""
+"""A valid checkpoint of another version is an error; no older checkpoint replaces it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""An address is tried out at the start: one line, and no secret in it."""
+"""A storage address is checked at the start; the error is one line without secrets."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""Checkpoints as objects: whole or not at all, and never of two that write."""
+"""Checkpoints as objects: complete or absent, and never mixed from two writers."""
 
 import json
 import secrets
@@ -161,7 +161,7 @@ def test_whoever_claims_has_seen_what_was_written_last(memory):
 
 @pytest.mark.parametrize("is_lost_reply", [False, True])
 def test_a_storage_that_dies_at_any_request_leaves_the_newest_whole_one(memory, is_lost_reply):
-    """Two saves, cut off at every request in turn: what is found is whole, and the newest."""
+    """Two saves, cut off at every request: the loaded checkpoint is complete, and the newest."""
     for most_writes in range(1, 40):
         store = memory.below(str(most_writes))
         owner(store).save(1, state(1))

@@ -1,4 +1,4 @@
-"""Code that TensorFlow generates leaves no file, and shows the script's own lines in errors."""
+"""AutoGraph's generated code leaves no file, and errors show the script's own lines."""
 
 import linecache
 import subprocess

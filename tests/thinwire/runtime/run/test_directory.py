@@ -1,4 +1,4 @@
-"""--overwrite removes what is a node's own, and nothing else."""
+"""--overwrite removes a node's own files and nothing else."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Files that flags name have an end, or are refused."""
+"""Files named by flags must be finite regular files."""
 
 import contextlib
 import errno
@@ -23,7 +23,7 @@ def test_a_regular_file_is_read_whole_through_links_too(tmp_path):
 
 
 def test_what_has_no_end_is_refused(tmp_path):
-    os.mkfifo(tmp_path / "pipe")  # nobody writes to it
+    os.mkfifo(tmp_path / "pipe")  # no process writes to it
     (tmp_path / "large").write_bytes(b"123456")
     for path in ("/dev/zero", tmp_path, tmp_path / "pipe"):
         with pytest.raises(OSError, match="regular file|s a directory"):
@@ -72,7 +72,7 @@ class Nowhere:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_full_disk_is_told_with_the_file_and_nothing_is_left(name, full_disk):
-    """A write names no file by itself, and an empty one stayed under a hidden name."""
+    """A write error names no file, and an empty file stayed under a hidden name."""
     with pytest.raises(OSError) as caught:
         WRITERS[name](full_disk / name)
     assert caught.value.errno == errno.ENOSPC

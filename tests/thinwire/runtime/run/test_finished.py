@@ -1,4 +1,4 @@
-"""A finished run is not taken for another one in the same directory."""
+"""A finished run is not confused with another run in the same directory."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""A lock that names its owner, and that nothing but the owner's end frees."""
+"""A lock names its owner and is released only by the owner's end."""
 
 import errno
 import fcntl
@@ -17,7 +17,7 @@ from thinwire.runtime.run.directory import clear, lock_of, node_locks
 from thinwire.runtime.run.lock import DirectoryLock, LockOwner, owner_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
-#: Another process that takes a lock, says so, and waits; what comes before the wait is given.
+#: Another process that takes a lock, reports it, and waits; the code before the wait is given.
 HOLDER = """
 import multiprocessing, os, pathlib, subprocess, sys, time
 from thinwire.runtime.run.lock import LockOwner
@@ -81,7 +81,7 @@ def test_another_process_is_refused_and_hears_whose_it_is(hold, take, tmp_path):
     words = f"PS 0, pid {owner.pid} on host {host}, at 10.0.0.1:2223, since 20", "--run_dir", folder
     assert all(str(each) in str(refused.value) for each in words), refused.value
     assert path.read_bytes() == before and owner_of(path).pid == owner.pid
-    take("PS", 1), take("Worker", 1), take("Worker", 2), take("Supervisor")  # others go on
+    take("PS", 1), take("Worker", 1), take("Worker", 2), take("Supervisor")  # others continue
 
 
 def test_a_killed_owner_has_freed_it_at_once(hold, take):
@@ -121,7 +121,7 @@ def test_a_second_owner_in_one_process_is_refused_and_reading_frees_nothing(take
 
 
 class FakeClock:
-    """Time that passes by sleeping; somebody else lets go at `until`."""
+    """Time that passes by sleeping; another process releases the lock at `until`."""
 
     def __init__(self, other, until):
         self.now, self._other, self._until = 0.0, other, until
@@ -177,7 +177,7 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path, take):
 
 
 def test_what_was_removed_meanwhile_is_locked_anew(take, tmp_path, monkeypatch):
-    """Who has opened a file that another one removes holds a lock that nobody sees."""
+    """A process that has opened a removed file holds a lock that no other process sees."""
     flock, removed = fcntl.flock, []
 
     def remove_first(*arguments):

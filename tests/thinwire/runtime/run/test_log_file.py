@@ -1,4 +1,4 @@
-"""A log on a full disk is a line, not a traceback for every record."""
+"""A log on a full disk gives one line, not a traceback for every record."""
 
 import errno
 import logging

@@ -1,4 +1,4 @@
-"""What is compared of a run with the run that it continues, and how the first change is named."""
+"""The comparison of a resumed run's program with the original, and the named difference."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The file that `-m` names, as `python -m` finds it."""
+"""The file that `-m` names is the file that `python -m` runs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The first signal is heard, its echoes are not, and whoever insists is heard otherwise."""
+"""The first signal ends a process, its repeats are ignored, and later signals end it faster."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Buffers beyond those that memory is to hold wait in files."""
+"""Buffers beyond the memory limit are stored in files."""
 
 import pathlib
 

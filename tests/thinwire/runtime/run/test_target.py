@@ -1,4 +1,4 @@
-"""Targets: any metric, either way, and what a run that has reached one need not do again."""
+"""Targets: any metric, either direction, and resumed runs that have reached their target."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""Evaluations with any metrics: what counts, what older versions wrote, what is best."""
+"""Evaluations with any metrics: counts, records of older versions, the best value."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What an Advisor said, and what became of it: the file, and the block of the summary."""
+"""An Advisor's predictions and the results: the file, and the block of the summary."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Batches of rounds: what is packed is unpacked, within the limit, and nothing else is believed."""
+"""Batches of rounds: packing round-trips within the limit, and invalid batches are rejected."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Status documents survive the wire, refuse hostile ones, and add up to the summary."""
+"""Status documents survive the wire, reject hostile content, and add up to the summary."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Pipelines of these tests run as they were built."""
+"""Turns off TensorFlow's rewriting of pipelines in these tests."""
 
 import pytest
 import tensorflow as tf

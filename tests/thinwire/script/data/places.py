@@ -1,4 +1,4 @@
-"""Every worker's place in a run, and what `share` gives to each."""
+"""Every worker's place in a run, and the rows that `share` gives to each worker."""
 
 import numpy as np
 import tensorflow as tf
@@ -18,7 +18,7 @@ def shared_by_all(arguments, *args, **more):
 
 
 def as_built(dataset):
-    """Return a pipeline that TensorFlow reads as it is: rewriting it takes longer than reading."""
+    """Return a pipeline without TensorFlow's rewriting: rewriting takes longer than reading."""
     chosen = tf.data.Options()
     chosen.experimental_optimization.apply_default_optimizations = False
     chosen.autotune.enabled = False
@@ -26,7 +26,7 @@ def as_built(dataset):
 
 
 def batches(arguments):
-    """Return an epoch's batches that Keras makes of `fit`'s arguments, as the first column of x."""
+    """Return Keras's batches for `fit`'s arguments in an epoch, as the first column of x."""
     if isinstance(arguments["x"], tf.data.Dataset):
         arguments = arguments | {"x": as_built(arguments["x"])}
     names = ("x", "y", "sample_weight", "batch_size", "shuffle", "class_weight")

@@ -1,4 +1,4 @@
-"""Sharing arrays that `fit` is given."""
+"""Sharing the arrays of a `fit` among workers."""
 
 import keras
 import numpy as np
@@ -144,7 +144,7 @@ def test_validation_is_cut_off_before_sharing():
 
 
 class Frame:
-    """As a table of another library: known by `__array__` alone."""
+    """A table of another library, recognized only by `__array__`."""
 
     def __init__(self, values):
         self._values = values
@@ -257,7 +257,7 @@ def first_column(batch):
 
 
 def test_a_shuffle_puts_other_rows_together_in_each_epoch():
-    """Not only other workers get them: the batch of the run is another one."""
+    """Not only the workers' rows change: the run's batches have other rows in each epoch."""
     x = np.arange(48, dtype=np.float32)[:, None]
     everyone = shared_by_all({"x": x, "batch_size": 12, "shuffle": True}, 2)
     epochs = []

@@ -1,4 +1,4 @@
-"""The parts of batches that workers count add up to the batches of the script alone."""
+"""The batch fractions that workers count add up to the batches of the script alone."""
 
 import itertools
 
@@ -41,7 +41,7 @@ def test_a_pass_over_rows_counts_the_batches_of_the_script(rows, size, workers, 
     parts = [BatchParts.of_rows(place, size, dealt, drops) for place in found]
     counted = [pass_of(*each) for each in zip(parts, steps, strict=True)]
     assert sum(map(sum, counted)) == workers * alone(rows, size, drops)
-    if divides and not drops:  # so is each round: the last one of those who have rows in it
+    if divides and not drops:  # and so is each round: the last one of the workers with rows in it
         rounds = [sum(each) for each in itertools.zip_longest(*counted, fillvalue=0)]
         assert rounds == [workers] * len(rounds)
     again = [pass_of(each, 2 * number) for each, number in zip(parts, steps, strict=True)]
@@ -67,7 +67,7 @@ def test_given_steps_count_as_many_batches(num_steps, workers, one_group):
 
 
 def test_parts_that_differ_much_in_size_count_alike():
-    """No last mini-batch may stand for many batches: a PS refuses such a claim."""
+    """No last mini-batch may stand for many batches: a PS rejects this claim."""
     for rows in ([1000, 1], [5, 900], [0, 30]):
         for place in places(2, one_group=True, batch="global"):
             parts = BatchParts.of_rows(place, 3, rows)
@@ -82,7 +82,7 @@ def dataset():
 
 
 class Batches(keras.utils.PyDataset):
-    """Five batches, the last of which has one row."""
+    """Five batches; the last one has one row."""
 
     def __len__(self):
         return 5

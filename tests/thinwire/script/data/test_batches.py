@@ -1,4 +1,4 @@
-"""Sharing a keras.utils.PyDataset that `fit` is given."""
+"""Sharing the keras.utils.PyDataset of a `fit` among workers."""
 
 import collections
 import math
@@ -19,7 +19,7 @@ from thinwire.script.data.data import part_of_data
 
 
 class Rows(keras.utils.PyDataset):
-    """Batches of the numbers 0..total-1, in an order of their own if `rng` is given."""
+    """Batches of the numbers 0..total-1, in a shuffled order if `rng` is given."""
 
     def __init__(self, total, batch_size, rng=None, draws=0, **more):
         super().__init__(**more)
@@ -43,7 +43,7 @@ class Rows(keras.utils.PyDataset):
 
 
 class Endless(Rows):
-    """The same without an end."""
+    """Batches without an end."""
 
     __len__ = None
 
@@ -56,7 +56,7 @@ class Endless(Rows):
 
 
 def epoch_of(shared):
-    """Return an epoch's batches as Keras' fit gets them, which ends the epoch before first."""
+    """Return an epoch's batches as Keras' fit receives them; the previous epoch ends first."""
     adapter = PyDatasetAdapter(shared.arguments["x"], shuffle=shared.arguments["shuffle"])
     adapter.on_epoch_end()
     adapter.on_epoch_begin()
@@ -148,7 +148,7 @@ def test_orders_drawn_at_the_end_of_an_epoch_are_the_same_everywhere(new_rng, on
 
 
 class _Shuffler(random.Random):
-    """Python's generator, whose `random` takes a number of draws."""
+    """Python's generator; its `random` takes a number of draws."""
 
     def __init__(self, rng):
         super().__init__(rng.random())

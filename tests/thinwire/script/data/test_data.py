@@ -1,4 +1,4 @@
-"""What a script gives to `fit` or `shard`, whatever its form."""
+"""Data that a script passes to `fit` or `shard`, in any form."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ class DataLoader:
 
 
 class IterDataset:
-    """The same of grain's."""
+    """A stand-in for grain's class of this name."""
 
     __module__ = "grain.python"
 

@@ -1,4 +1,4 @@
-"""Sharing a tf.data.Dataset that `fit` is given."""
+"""Sharing the tf.data.Dataset of a `fit` among workers."""
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ BOTH = (True, False)
 
 
 def first_column(batch):
-    """Return the numbers of a batch's rows, whatever its structure."""
+    """Return the numbers of a batch's rows, for any structure."""
     leaf = tf.nest.flatten(batch)[0]
     if isinstance(leaf, tf.SparseTensor):
         leaf = tf.sparse.to_dense(leaf)
@@ -37,7 +37,7 @@ def numbers(dataset):
 
 
 def parts(dataset, *args, **more):
-    """Return each worker's part of a dataset, or of what a function makes anew for each."""
+    """Return each worker's part of a dataset, or of the result of a function called for each."""
     return [
         share({"x": dataset() if callable(dataset) else dataset, "y": None}, place).arguments["x"]
         for place in places(*args, **more)
@@ -500,7 +500,7 @@ def test_what_stands_before_a_snapshot_must_keep_its_order(tmp_path):
 
 @pytest.mark.parametrize("passes", [1, 3])
 def test_a_worker_sits_out_the_steps_that_it_lacks_in_every_pass(passes):
-    """Else the others would wait in the last rounds of an epoch."""
+    """Otherwise the others would wait in the last rounds of an epoch."""
     data = source(9).batch(2).repeat(passes)
     everyone = shared_by_all({"x": data}, 2, batch="worker")
     steps = [len(list(shared.arguments["x"])) for shared in everyone]
@@ -512,10 +512,10 @@ def test_a_worker_sits_out_the_steps_that_it_lacks_in_every_pass(passes):
     ("is_filtered", "steps", "one_group", "counts"),
     [
         (True, None, True, True),
-        (False, None, True, False),  # the data say how many steps there are
+        (False, None, True, False),  # the data determine the number of steps
         (True, 3, True, False),  # the script does
         (False, 3, True, False),
-        (True, None, False, False),  # nobody waits for this worker
+        (True, None, False, False),  # the others do not wait for this worker
     ],
 )
 def test_rounds_without_rows_are_counted_where_only_reading_shows_them(

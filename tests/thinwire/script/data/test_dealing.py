@@ -1,4 +1,4 @@
-"""Which rows each worker gets of data that follow a pattern, or whose batches are looked at."""
+"""The rows of each worker if data follow a pattern, or if the script reads batches."""
 
 import dataclasses
 import itertools
@@ -37,7 +37,7 @@ def source(total=TOTAL):
 
 
 def chosen():
-    """Return rows of which each data set in turn gives one."""
+    """Return rows; each data set gives one row, one after another."""
     of_each = [source().filter(lambda row, n=n: row[0] % 3 == n) for n in range(3)]
     return Data.choose_from_datasets(of_each, Data.range(TOTAL).map(lambda n: n % 3))
 
@@ -70,7 +70,7 @@ SOURCES = {
 }
 
 
-#: Where workers do not wait for each other, these kinds of data are dealt in other ways.
+#: Without barriers between workers, these kinds of data are dealt in other ways.
 WITHOUT_ROUNDS = ("arrays", "elements", "batches, repeated", "interleaved", "PyDataset")
 
 
@@ -107,7 +107,7 @@ def test_no_worker_gets_a_single_class_of_data_that_alternate(kind, one_group):
     [lambda: source().batch(4).filter(lambda rows: rows[0, 0] >= 0), lambda: Rows((4,) * 60)],
 )
 def test_whole_batches_that_alternate_are_not_dealt_by_a_stride(make, one_group):
-    """They are where no rounds divide them, and where a script takes its part itself."""
+    """They are dealt by a stride without rounds, and if a script takes its part itself."""
     for place in places(WORKERS, one_group):
         part = part_of_data((make(),), place)
         numbers = [int(batch[0]) // 4 for batch in batches({"x": part, "shuffle": False})]
@@ -128,11 +128,11 @@ def test_a_worker_that_was_started_again_gets_the_same_rows(kind):
         assert epochs(2) != first
 
 
-# -- what stands behind batch() --------------------------------------------------------------------
+# -- operations behind batch() ------------------------------------------------------------------
 
 
 def pure(function, ds):
-    """Return a map whose result keeps the row's number beside what is computed."""
+    """Return a map that keeps the row's number together with the computed value."""
     return ds.map(lambda rows: (rows, function(rows)))
 
 
@@ -289,7 +289,7 @@ def test_what_needs_whole_batches_and_cannot_have_the_same_is_refused_by_name(on
 
 
 def unknown(total):
-    """Return rows whose number is known only when they have been read."""
+    """Return rows; their number is known only after reading them."""
     return source(100).filter(lambda row: row[0] < total)
 
 

@@ -1,4 +1,4 @@
-"""One `fit` for each epoch: other orders each time, the same on all workers and after a restart."""
+"""One `fit` per epoch: a new order each time, equal on all workers and after a restart."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ ROWS = np.arange(TOTAL, dtype="float32")[:, None]
 
 
 class Rows(keras.utils.PyDataset):
-    """Batches of the rows in an order that it makes anew at the end of each epoch."""
+    """Batches of the rows in an order that is shuffled again at the end of each epoch."""
 
     def __init__(self, draw=lambda order: None):
         super().__init__()
@@ -143,7 +143,7 @@ def test_each_fit_has_an_order_of_its_own(kind):
     assert len({str(whole_batches(of_fit)) for of_fit in made}) == len(made)
 
 
-#: One kind of data for each way in which workers that do not wait for each other share it.
+#: One kind of data for each way of sharing among workers without barriers.
 WITHOUT_ROUNDS = (
     "arrays",
     "tf.data, with a seed",
@@ -176,14 +176,14 @@ def test_where_alone_all_orders_are_alike_these_are(kind):
 
 @pytest.mark.parametrize("kind", [each for each in DIFFERENT if not each.startswith("PyDataset,")])
 def test_a_worker_that_was_started_again_has_the_order_of_the_others(kind):
-    """But for a PyDataset that goes on from an order that it has kept in itself."""
+    """Except for a PyDataset that continues from its own stored order."""
     second = places(WORKERS)[1]
     restarted = orders_of(second, DIFFERENT[kind], 3, behind=2)
     assert restarted[2] == orders(DIFFERENT[kind])[2][1]
 
 
 def test_another_dataset_with_the_same_seed_begins_alike_and_one_without_does_not():
-    """As TensorFlow's own do; the launcher seeds those without, by their place in the script."""
+    """TensorFlow's shuffles do so; the launcher seeds unseeded ones by place in the script."""
     seeded = dataset(lambda ds: ds.shuffle(TOTAL, seed=4).batch(BATCH))
     made = orders(seeded, 2, new_data=seeded)
     assert made[0] == made[1]

@@ -1,4 +1,4 @@
-"""Workers as real processes: what a script draws without a seed agrees where it must."""
+"""Workers as real processes: unseeded random choices agree wherever they must."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Workers that draw other numbers than each other in `fit`, and the same before and after."""
+"""Workers draw different random numbers within `fit`, and equal ones before and after."""
 
 import contextlib
 import random
@@ -14,7 +14,7 @@ from thinwire.script.data.randomness import own_randomness
 
 
 class Recorder(keras.Model):
-    """Records the rows of each batch, and what it draws for them."""
+    """Records the rows of each batch, and its random draws for them."""
 
     def __init__(self):
         super().__init__()
@@ -38,7 +38,7 @@ def begin():
 
 
 def run(worker, num_workers, epochs=2):
-    """Return the model of one worker of a run, and what the script draws after its `fit`."""
+    """Return the model of one worker of a run, and the script's draws after its `fit`."""
     begin()
     model = Recorder()
     model.compile()

@@ -1,4 +1,4 @@
-"""Sharing a ray.data.Dataset, here one that has as much of Ray's interface as is used."""
+"""Sharing a ray.data.Dataset among workers; a stand-in has the used part of Ray's interface."""
 
 import sys
 import types

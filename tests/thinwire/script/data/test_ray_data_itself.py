@@ -1,6 +1,6 @@
-"""Ray Data itself: pandas and pyarrow, which it needs, are installed in a folder of their own.
+"""Sharing real Ray Data; its requirements pandas and pyarrow are installed in a separate folder.
 
-They are no requirement of the tests, for every process that imports Keras would import them too.
+They are no requirement of the tests, because every process that imports Keras would import both.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The rows of all workers in a step, against the batches that Keras makes on each of them."""
+"""The rows of all workers in a step equal the batches that Keras makes on each worker."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""How many rows a mini-batch has, in memory and in the graph of a step."""
+"""The number of rows in a mini-batch, in memory and in the graph of a step."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def test_ragged_and_sparse_arrays_have_rows(batch, number):
 
 
 def graph_of(batch, known=()):
-    """Return what a step counts, which knows no length of an axis but of the arrays in `known`."""
+    """Return a step's row count; the step knows only the axis lengths of the arrays in `known`."""
     spec = {
         name: tf.TensorSpec(leaf.shape if name in known else [None, *leaf.shape[1:]], leaf.dtype)
         for name, leaf in batch.items()
@@ -58,7 +58,7 @@ def graph_of(batch, known=()):
 
 def test_a_step_that_knows_no_length_counts_as_well():
     assert graph_of({"a": ANCHORS, "image": IMAGES}) == 8  # most axes
-    assert graph_of({"a": ANCHORS, "b": LABELS}, known=["a"]) == 8  # of a length that may change
+    assert graph_of({"a": ANCHORS, "b": LABELS}, known=["a"]) == 8  # an axis of variable length
     assert graph_of({"a": ANCHORS, "b": ANCHORS[:1], "c": LABELS, "d": LABELS}) == 8
 
 

@@ -1,4 +1,4 @@
-"""One worker's part of unseeded pipelines, in a process that is seeded as the launcher does.
+"""Reads one worker's part of unseeded pipelines, in a process with the launcher's seeds.
 
 ``two_processes.py WORKER NUM_WORKERS``: prints, as JSON, pipeline -> epoch -> rows.
 """
@@ -19,7 +19,7 @@ N, EPOCHS = 100, 3
 
 
 def pipelines():
-    """Return what a script might make, none of it with a seed."""
+    """Return typical pipelines of scripts, all without a seed."""
     data = tf.data.Dataset.from_tensor_slices(np.arange(N)[:, None])
     permuted = np.random.permutation(N)
     return {

@@ -1,4 +1,4 @@
-"""Real runs of scripts in one process: a PS without model, and workers in threads."""
+"""Real runs of scripts in one process: a PS without a model, and workers in threads."""
 
 import contextlib
 import threading
@@ -21,7 +21,7 @@ BATCH = 24
 
 
 class Batches(keras.utils.PyDataset):
-    """Batches of 20 rows, of which the last has 16."""
+    """Batches of 20 rows; the last has 16."""
 
     def __len__(self):
         return 5
@@ -52,7 +52,7 @@ class Scripts:
     """The workers' scripts of one run.
 
     Attributes:
-        shards: Of the run, once they have a model.
+        shards: Shards of the run, once they have a model.
     """
 
     def __init__(self, run, settings):
@@ -60,7 +60,7 @@ class Scripts:
         self.shards = run.shards
 
     def each(self, script, nb_workers=None):
-        """Call script(settings of a worker) in a thread for each; return what they return."""
+        """Call script(settings of a worker) in a thread for each worker; return the results."""
         numbers = range(1, (nb_workers or self._settings["nb_workers"]) + 1)
         results, errors, threads = {}, [], []
 
@@ -85,13 +85,13 @@ class Scripts:
         return [results[number] for number in numbers]
 
     def interrupt(self):
-        """End the run so that the same command goes on with it; the scripts have ended."""
+        """End the run so that the same command resumes it; the scripts have ended."""
         self._run.interrupt()
 
     def fit(self, make, nb_workers=None, **options):
         """Let every worker fit a model that `make` compiles; return models and histories.
 
-        `callbacks` is a function that returns those of one worker.
+        `callbacks` is a function that returns one worker's callbacks.
         """
         options = {"batch_size": BATCH, "shuffle": False, "verbose": 0} | options
         callbacks = options.pop("callbacks", list)
@@ -106,8 +106,8 @@ class Scripts:
 
 @contextlib.contextmanager
 def scripts(folder, method="bsp", nb_workers=1, nb_ps=1, **settings):
-    """Serve a run whose model comes from its workers."""
-    RECORD.chief = 1  # what a process begins with
+    """Serve a run; its model comes from its workers."""
+    RECORD.chief = 1  # the initial value in a process
     RECORD._sessions.clear()  # an earlier test may have had the same free port
     words = {"method": method, "nb_workers": nb_workers} | settings
     flags = [f"--{name}={value}" for name, value in words.items()]
@@ -129,7 +129,7 @@ def scripts(folder, method="bsp", nb_workers=1, nb_ps=1, **settings):
 
 
 class Fitted(NamedTuple):
-    """What came of one fit: its History, and the weights and the learning rate after it."""
+    """The result of one fit: its History, and the weights and the learning rate after it."""
 
     history: dict
     weights: list
@@ -140,10 +140,10 @@ class Fits:
     """The fits of one script, each with a name.
 
     The fits of one model share its traced step, which takes most of the time of a first fit. So
-    tests of `fit` are the stages of one script: a stage costs a third of a run of its own.
+    tests of `fit` are the stages of one script: a stage costs a third of a separate run.
 
     Attributes:
-        made: What came of each fit, by its name.
+        made: Result of each fit, by its name.
     """
 
     def __init__(self):
@@ -165,7 +165,7 @@ def runs_of(folder, script, method="bsp", nb_workers=2, **settings):
     """Run script(distribute, fits) with Keras alone and on each worker of a run.
 
     Returns:
-        What Keras alone has made of each fit, by its name, and the same of each worker.
+        Results of Keras alone by the fit's name, and the same results of each worker.
     """
 
     def run_script(place):
@@ -179,10 +179,10 @@ def runs_of(folder, script, method="bsp", nb_workers=2, **settings):
 
 
 def alone_and_shared(*how, **options):
-    """Do what `runs_of` does.
+    """Call `runs_of` and pair the results.
 
     Returns:
-        For each fit's name, what Keras alone has made of it and a list of what the workers have.
+        For each fit's name, the result of Keras alone and a list of the workers' results.
     """
     expected, workers = runs_of(*how, **options)
     return {name: (known, [fits[name] for fits in workers]) for name, known in expected.items()}

@@ -1,4 +1,4 @@
-"""Callbacks in real runs: what one worker writes, rates, early ends, figures in the logs."""
+"""Callbacks in real runs: files of one worker, rates, early stops, values in the logs."""
 
 import pathlib
 import tempfile

@@ -1,4 +1,4 @@
-"""A script that was started again when its run has moved on."""
+"""A restarted script catches up with a run that has continued without it."""
 
 import types
 
@@ -30,7 +30,7 @@ class JoinAttempt:
 
 @pytest.fixture(autouse=True)
 def kept(monkeypatch):
-    """The phases of which the shards have kept what they ended with."""
+    """The phases with stored final states on the shards."""
     phases = set()
     take = lambda catch_up, session, phase: phase in phases  # noqa: E731
     monkeypatch.setattr(CatchUp, "_take_ended", take)
@@ -43,7 +43,7 @@ def variable(path):
 
 @pytest.mark.parametrize(("num_restarts", "error"), [(0, ConfigurationError), (1, LeftBehind)])
 def test_what_earlier_fits_have_trained_must_be_with_the_run(num_restarts, error):
-    """Where the launcher has started one worker again, the others go on without it."""
+    """After the launcher has restarted one worker, the other workers continue without it."""
     catch_up, base, head = CatchUp(), variable("base"), variable("head")
     assert not catch_up.open(JoinAttempt(base, head, accepts=False), None)
     assert catch_up.is_behind

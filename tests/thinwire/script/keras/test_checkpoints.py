@@ -1,4 +1,4 @@
-"""TensorFlow's own checkpoints in a script of several workers: one writes, all restore."""
+"""TensorFlow's checkpoints in a script of several workers: one worker writes, all restore."""
 
 import tempfile
 import threading

@@ -1,4 +1,4 @@
-"""What a script compiles, in words: the same for the same script, another for another."""
+"""A script's compile settings as text: equal for equal scripts, different for others."""
 
 import keras
 import pytest

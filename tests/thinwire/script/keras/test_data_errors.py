@@ -1,4 +1,4 @@
-"""Data that does not fit a script's model is refused in one line, whatever form it has."""
+"""Data that does not fit a script's model is rejected in one line, in every form."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""The anchor: scripts whose optimizer is the run's train as Keras alone, over real connections."""
+"""Scripts with the run's optimizer train as Keras alone does, over real connections."""
 
 import functools
 
@@ -121,7 +121,7 @@ def test_moving_statistics_of_one_worker_are_keras_alone(overlap, tmp_path):
 
 
 class Unbuilt(keras.Model):
-    """A subclassed model whose layers have no variables before the first batch."""
+    """A subclassed model with layers that have no variables before the first batch."""
 
     def __init__(self):
         super().__init__(name="unbuilt")
@@ -150,7 +150,7 @@ def test_a_model_that_its_first_batch_builds_is_keras_alone(method, tmp_path):
 
 
 class HalfBuilt(Unbuilt):
-    """One of its trainable parts has its variables before, as a teacher that has been trained."""
+    """A model with one built trainable part before the first batch, such as a trained teacher."""
 
     def __init__(self):
         super().__init__()
@@ -174,7 +174,7 @@ def test_an_optimizer_has_state_for_what_the_first_batch_builds(method, tmp_path
 
 
 def test_a_model_that_has_trained_goes_on_with_its_optimizer_s_state(tmp_path):
-    """As one that was loaded: moments and count travel to two shards, and come back after fit."""
+    """Like a loaded optimizer: moments and count reach two shards, and come back after fit."""
 
     def make():
         model = plain_model()

@@ -1,4 +1,4 @@
-"""Scripts whose validation the evaluator makes: in one process, over loopback."""
+"""Scripts with validation by the evaluator: in one process, over loopback."""
 
 import contextlib
 import gc
@@ -23,7 +23,7 @@ from thinwire.supervisor.evaluation_requests import EvaluationRequests
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch):
-    """Let workers take `thinwire run` for what has started them, in a process of their own."""
+    """Let workers act as if `thinwire run` had started them, in a separate process."""
     monkeypatch.setattr(ScriptSettings, "is_launched", property(lambda settings: True))
     monkeypatch.setattr(own_states, "of_process", list)  # other workers' models are here as well
 
@@ -71,7 +71,7 @@ class ThreadedEvaluator(threading.Thread):
 
 
 def patient(folder, *how, **options):
-    """Serve a run whose scripts wait for an evaluator that is slow to connect."""
+    """Serve a run with scripts that wait for an evaluator that is slow to connect."""
     return scripts(folder, *how, lease_seconds=30, **options)
 
 
@@ -214,7 +214,7 @@ class Averages(keras.callbacks.Callback):
 
 
 def _validated(run, make, options):
-    """Return what the workers' fits have returned, and what the evaluator has reported."""
+    """Return the results of the workers' fits, and the evaluator's reports."""
 
     def evaluate(of):
         model, given = make()
@@ -368,7 +368,7 @@ def test_a_loss_or_a_metric_that_reads_the_optimizer_is_found(kind):
 
 
 def test_an_evaluator_goes_through_the_fits_of_a_script_and_its_unbuilt_model(tmp_path):
-    """A metric that is an array; a fit without validation; what the run ends with."""
+    """A metric that is an array; a fit without validation; the final values of the run."""
     classes = keras.utils.to_categorical(Y, 4)
 
     def make():

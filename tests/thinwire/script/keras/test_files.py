@@ -1,4 +1,4 @@
-"""Callbacks of Keras that write files, without a run."""
+"""Keras callbacks that write files, without a run."""
 
 import os
 
@@ -7,7 +7,7 @@ import pytest
 
 from thinwire.script.keras.files import writing_once
 
-#: A callback that writes, and the attribute that says where.
+#: A callback that writes, and the attribute with its path.
 WRITERS = [
     (keras.callbacks.CSVLogger, "filename"),
     (keras.callbacks.TensorBoard, "log_dir"),

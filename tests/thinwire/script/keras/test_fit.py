@@ -1,4 +1,4 @@
-"""`model.fit` of a distributed model: Keras' features, the end of the run, refusals."""
+"""`model.fit` of a distributed model: Keras's features, the end of the run, errors."""
 
 import contextlib
 import os
@@ -95,7 +95,7 @@ def test_ctrl_c_ends_a_wait_for_other_workers(monkeypatch):
         join = threading.Thread(
             target=lambda: idle.append(GradientSGD(other, args=found, id_worker=2))
         )
-        join.start()  # nobody gets the model before both are there
+        join.start()  # no worker gets the model before both have joined
         worker = distribute(model, found).thinwire
 
         def interrupt_the_wait():
@@ -279,7 +279,7 @@ def test_run_eagerly_trains_as_a_graph_does():
 
 
 class Stranger(keras.Sequential):
-    """A model whose train_step does not step with the compiled optimizer."""
+    """A model with a train_step that does not use the compiled optimizer."""
 
     def train_step(self, data):
         x, y = data

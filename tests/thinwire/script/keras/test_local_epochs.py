@@ -1,4 +1,4 @@
-"""Rounds of whole epochs in a script: each worker's `fit` between them is that of Keras."""
+"""Rounds of whole epochs in a script: between rounds each worker's `fit` is Keras's."""
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ def compiled():
 
 
 def federated(rounds):
-    """Return what FedAvg makes of the parts by Keras alone, in rounds of so many epochs."""
+    """Return FedAvg's result on the parts by Keras alone, in rounds of this many epochs."""
     models, base = [compiled() for _ in PARTS], compiled().get_weights()
     for epochs in rounds:
         for model, part in zip(models, PARTS, strict=True):

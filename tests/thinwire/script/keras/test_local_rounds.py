@@ -1,4 +1,4 @@
-"""Scripts that take many local steps: their optimizer's state over rounds, fits and processes."""
+"""Scripts with many local steps: optimizer state over rounds, fits and processes."""
 
 import itertools
 import types
@@ -47,7 +47,7 @@ def clock(name, **settings):
 
 @pytest.mark.parametrize("clock_of", ["batches", pytest.param("steps", marks=LONG)])
 def test_the_state_of_local_steps_survives_the_process(clock_of, tmp_path):
-    """Rounds of three steps go on over ends of epochs, which have four, and end with `fit`."""
+    """Rounds of three steps continue over ends of epochs, which have four, and end with `fit`."""
     expected, _ = alone(adamw, epochs=3)
     settings = clock(clock_of, run_dir=tmp_path, **ROUNDS)
     for number, epochs in enumerate((1, 2)):
@@ -77,7 +77,7 @@ class Killed(Exception):
 
 
 class Dies(keras.callbacks.Callback):
-    """Ends the script after so many batches, as if its process were gone: nothing is written."""
+    """Ends the script after this many batches, like a dead process: nothing is written."""
 
     def __init__(self, after):
         super().__init__()
@@ -144,7 +144,7 @@ def test_only_local_steps_of_scripts_with_a_folder_are_kept(tmp_path):
 
 @pytest.mark.parametrize("method", ["bsp", "dgs"])
 def test_a_step_is_traced_once(method, tmp_path):
-    """One that makes variables is traced twice, which takes minutes with thousands of them."""
+    """A step that makes variables is traced twice, which takes minutes for thousands of them."""
     seen = []
 
     def counted():

@@ -1,4 +1,4 @@
-"""Training loops of a script's own, against Keras alone on the same batches."""
+"""A script's own training loops equal Keras alone on the same batches."""
 
 import functools
 import threading
@@ -36,7 +36,7 @@ ALONE = {"id_worker": 1, "nb_workers": 1}
 
 
 def classify(settings=ALONE, graph=False, pairs=True, optimizer=None, batches=BATCHES):
-    """Train a classifier by a loop; distributed, unless `settings` are those of a script alone."""
+    """Train a classifier by a loop; distributed, unless `settings` mean a script alone."""
     model = plain_model()
     optimizer = optimizer() if optimizer else keras.optimizers.Adam(0.01)
     if settings is not ALONE:
@@ -189,7 +189,7 @@ def over_a_dataset(settings=ALONE):
 
 
 def by_the_compiled(settings=ALONE, make=lambda: keras.optimizers.Adam(0.01)):
-    """The optimizer is that of a distributed model."""
+    """The optimizer belongs to a distributed model."""
     model = plain_model()
     model.compile(make(), loss=LOSS)
     if settings is not ALONE:
@@ -226,7 +226,7 @@ def between_fits(settings=ALONE):
 
 
 def traced_before(settings=ALONE):
-    """A loop's function that was traced before the fit goes on behind it."""
+    """A loop's function that was traced before the fit still works after the fit."""
     model = plain_model()
     model.compile(keras.optimizers.SGD(0.1), loss=LOSS)
     if settings is not ALONE:
@@ -261,7 +261,7 @@ def test_other_loops_of_two_workers_are_keras_alone(script, tmp_path):
 
 
 def test_a_worker_with_other_weights_begins_with_those_of_the_run(tmp_path):
-    """Its first gradient is of no use."""
+    """The worker's first gradient is useless."""
     has_stepped = threading.Event()
 
     def script(settings):
@@ -284,7 +284,7 @@ def test_a_worker_with_other_weights_begins_with_those_of_the_run(tmp_path):
 
 
 def interpolate(settings):
-    """Go on from a part of what two steps have made of the weights, as Reptile does."""
+    """Set the weights to a part of the change of two steps, as Reptile does."""
     model = plain_model()
     optimizer = distribute(keras.optimizers.SGD(0.1), settings, model=model)
     variables = model.trainable_variables
@@ -313,7 +313,7 @@ def test_weights_that_a_loop_sets_travel_with_its_next_step(method, nb_workers, 
 
 
 def step_of(model, optimizer, wrap):
-    """Return a step of a loop; `wrap` is what the script puts around it."""
+    """Return a step of a loop; `wrap` is the script's wrapper around it."""
 
     def update(x, y):
         with tf.GradientTape() as tape:
@@ -351,7 +351,7 @@ def traced_before(step):
 
 
 def stepped(wrap, settings=ALONE, make=plain_model):
-    """Train by a loop whose step is wrapped; return the model, and whether the step saw XLA."""
+    """Train by a loop with a wrapped step; return the model, and whether the step used XLA."""
     keras.utils.set_random_seed(4)
     model, optimizer = make(), keras.optimizers.Adam(0.01)
     if settings is not ALONE:
@@ -390,7 +390,7 @@ def test_jit_compile_is_switched_off_around_a_step_that_exchanges(wrap, tmp_path
 
 
 def test_functions_without_an_exchange_stay_compiled(tmp_path):
-    """Those of a script that was distributed, too."""
+    """Functions of a distributed script stay compiled, too."""
     double = tf.function(lambda x: x * 2, jit_compile=True)
     with scripts(tmp_path) as run:
         run.each(lambda settings: distribute(keras.optimizers.SGD(), settings, model=plain_model()))
@@ -564,7 +564,7 @@ def test_an_optimizer_that_the_loop_steps_beside_is_named(tmp_path, caplog):
 
 
 class OwnStep(keras.Sequential):
-    """Its step never shows its loss to the optimizer, as many of the field's do not."""
+    """A model whose step never shows its loss to the optimizer, as is common."""
 
     def train_step(self, data):
         x, y = data
@@ -576,7 +576,7 @@ class OwnStep(keras.Sequential):
 
 
 def fitted(settings, kind=keras.Sequential):
-    """Fit a classifier whose model is of this class."""
+    """Fit a classifier with a model of this class."""
     model = kind(plain_model().layers, name="toy")
     model.compile(optimizer=keras.optimizers.SGD(0.05), loss=LOSS)
     distribute(model, settings).fit(X, Y, batch_size=BATCH, verbose=0)

@@ -1,4 +1,4 @@
-"""The mechanisms around a fit, each alone: their state from fit to fit and epoch to epoch."""
+"""Each mechanism around a fit alone: its state from fit to fit and epoch to epoch."""
 
 import itertools
 import threading
@@ -32,7 +32,7 @@ from thinwire.script.session import Session
 
 
 class Step(SimpleNamespace):
-    """What stands in for an optimizer, by its identity."""
+    """Stand-in for an optimizer, compared by identity."""
 
     __hash__, __eq__ = object.__hash__, object.__eq__
 
@@ -51,7 +51,7 @@ def test_a_sum_is_scaled_by_the_rows_of_the_same_step_in_every_epoch():
 
 
 def test_each_fit_counts_its_batches_from_its_own_first_one():
-    """One before may have ended within a pass over the data."""
+    """An earlier fit may have ended within a pass over the data."""
     member = SimpleNamespace(in_fit=True)
     joining = SimpleNamespace(data=Shared({}, parts=BatchParts(each=4, num_steps=3, last=1)))
     exchange = StepExchange(member, None, joining, None)
@@ -79,7 +79,7 @@ def lifecycle(member, exchange, data):
 
 
 def test_a_round_that_turned_out_to_be_of_others_counts_its_part_of_the_batch():
-    """Of those that all knew before, the others count it all."""
+    """In a round known to be of other workers, those workers count the whole batch."""
     pacer = SimpleNamespace(local_epochs=0)
     run = SimpleNamespace(method=SimpleNamespace(pacer=pacer))
     session = SimpleNamespace(settings=SimpleNamespace(run=run))
@@ -93,7 +93,7 @@ def test_a_round_that_turned_out_to_be_of_others_counts_its_part_of_the_batch():
     data = Shared({}, short_by=2, parts=BatchParts(each=3), unfilled=UnfilledRounds())
     fit = lifecycle(member, exchange, data)
     for _ in range(2):
-        data.unfilled.note()  # of a pass that only built the model
+        data.unfilled.note()  # batches of a pass that only built the model
         fit.begin_epoch(0)
         data.unfilled.note()
         fit.end_steps()
@@ -169,13 +169,13 @@ def test_kept_state_is_restored_in_its_own_run_and_phase(tmp_path, run_id, phase
 
 
 def shared_session(*variables, **more):
-    """A session, as far as the member of a run looks at it."""
+    """The part of a session that the member of a run uses."""
     shared = SimpleNamespace(variables=list(variables))
     return SimpleNamespace(shared=shared, stopped=False, **more)
 
 
 def test_each_model_of_a_script_knows_how_many_had_its_place_before():
-    """By that the servers tell the models apart, which may have the same variables."""
+    """The servers identify the models by this number, because models may have equal variables."""
     models = [RunMember(None, None) for _ in range(3)]
     models[0].session = shared_session()
     for before, after in itertools.pairwise(models):
@@ -185,7 +185,7 @@ def test_each_model_of_a_script_knows_how_many_had_its_place_before():
 
 
 def test_what_a_script_has_assigned_before_it_joins_is_no_change_of_the_run_s_weights():
-    """It takes over the run's weights then, and the assignment is gone."""
+    """The script then loads the run's weights, and its assignment is lost."""
     member, variable = RunMember(None, None), keras.Variable(np.zeros(2, np.float32))
     part = SimpleNamespace(closing=threading.Event(), run_id="r")
     member.session = shared_session(variable, part=part, assign=lambda: variable.assign([5, 5]))
@@ -199,7 +199,7 @@ def test_what_a_script_has_assigned_before_it_joins_is_no_change_of_the_run_s_we
 
 
 def test_a_model_that_was_saved_in_mid_fit_goes_on_with_its_own_statistics():
-    """They have moved on since the last exchange, which the weights have not."""
+    """The statistics have changed since the last exchange; the weights have not."""
     held = {"weights": np.float32([1, 2]), "statistics": np.float32([7.0])}
     of_run = (np.float32([1, 2]), np.float32([3.0]))
 
@@ -231,7 +231,7 @@ def test_a_loop_exchanges_though_one_of_its_optimizers_hardly_ever_steps():
 
 
 def test_a_schedule_goes_on_at_the_run_s_count_in_the_next_phase():
-    """This worker's own count is that of its own steps alone."""
+    """This worker's own count is the count of its own steps only."""
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     optimizer = keras.optimizers.SGD(schedule)
     step = Step(inner=optimizer, has_schedule=True)
@@ -260,7 +260,7 @@ def test_an_evaluator_has_the_first_value_of_a_variable_that_the_run_does_not_sh
 def test_local_steps_are_sent_at_the_end_of_a_script_that_has_not_failed(failed, expected):
     calls = []
     member = RunMember(None, None)
-    member.leave_at_end(failed, "")  # it has not joined
+    member.leave_at_end(failed, "")  # the script has not joined
     member.session = SimpleNamespace(
         stopped=False,
         flush=lambda: calls.append("flush"),

@@ -1,4 +1,4 @@
-"""State that a script sets in its optimizer counts: between two fits, as for Keras alone."""
+"""Optimizer state set by a script between two fits takes effect, as with Keras alone."""
 
 import keras
 import numpy as np
@@ -21,7 +21,7 @@ FIT = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
 
 
 def zero_all(model, saved):
-    """Restart, as a script does that keeps its compiled optimizer: all but the learning rate."""
+    """Reset all of a compiled optimizer's state except the learning rate, as a script may do."""
     rate = float(model.optimizer.learning_rate.numpy())
     for variable in model.optimizer.variables:
         variable.assign(keras.ops.zeros_like(variable))
@@ -106,7 +106,7 @@ def with_cosine():
 
 
 def zero_scaled(model, saved):
-    """Restart the optimizer inside, and set what the scaling itself counts."""
+    """Restart the inner optimizer, and set the scaling's own counter."""
     for variable in model.optimizer.inner_optimizer.variables[2:]:
         variable.assign(keras.ops.zeros_like(variable))
     model.optimizer.dynamic_scale.assign(32.0)

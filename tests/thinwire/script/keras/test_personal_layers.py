@@ -1,4 +1,4 @@
-"""Layers that W_global leaves out are the script's optimizer's, whatever travels of the others."""
+"""Layers outside W_global are stepped by the script's optimizer; only other layers are sent."""
 
 import keras
 import numpy as np
@@ -9,7 +9,7 @@ from thinwire import W_global
 from thinwire.ops.methods.method import METHODS
 
 ROWS = [name for name, row in METHODS.items() if row["pacer"] == "fixed"]
-#: Rows whose PS adds the mean change as it is, so that one worker trains as Keras alone.
+#: Methods whose PS adds the mean change unscaled, so that one worker trains as Keras alone.
 PLAIN = ("fedavg", "fedprox")
 
 

@@ -1,4 +1,4 @@
-"""Freeze and unfreeze, rebuilt heads, weights that the script sets: as Keras alone."""
+"""Freezing and unfreezing, rebuilt heads, and weights set by the script: as Keras alone."""
 
 import threading
 import time
@@ -24,7 +24,7 @@ FIT = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
 
 
 def freeze_and_unfreeze(model):
-    """Train the head alone, then everything, each with an optimizer of its own."""
+    """Train the head alone, then everything, each with a separate optimizer."""
     model.get_layer("hidden").trainable = False
     model.compile(keras.optimizers.Adam(0.05), loss=LOSS)
     model.fit(X, Y, epochs=2, **FIT)
@@ -36,7 +36,7 @@ def freeze_and_unfreeze(model):
 
 
 def same_as_alone(story, folder, method="bsp", nb_workers=2, nb_ps=1, **settings):
-    """Compare what all workers of a run have made with what Keras alone makes."""
+    """Compare all workers' models of a run with the model of Keras alone."""
     expected = story(plain_model())
     with scripts(folder, method, nb_workers, nb_ps, **settings) as run:
         models = run.each(lambda given: story(distribute(plain_model(), given)))
@@ -56,7 +56,7 @@ def test_freeze_and_unfreeze_is_keras_alone(nb_ps, tmp_path):
 
 
 def frozen_with_the_same_optimizer(model):
-    """Freeze a layer whose moments the optimizer keeps, then train weights that are set."""
+    """Freeze a layer while the optimizer keeps its moments, then train weights that are set."""
     optimizer = keras.optimizers.AdamW(0.05, weight_decay=0.1)
     model.compile(optimizer, loss=LOSS)
     model.fit(X, Y, epochs=1, **FIT)
@@ -125,7 +125,7 @@ def test_a_rebuilt_head_is_trained_in_the_place_of_the_old_one(tmp_path):
 
 
 def with_adapters(model):
-    """Train, then only adapters of Keras' own LoRA, at a schedule that begins anew."""
+    """Train, then only adapters of Keras' own LoRA, with a schedule that starts again."""
     model.compile(keras.optimizers.SGD(0.1), loss=LOSS, run_eagerly=True)
     model.fit(X, Y, epochs=1, **FIT)
     keras.utils.set_random_seed(3)
@@ -149,7 +149,7 @@ def test_adapters_that_come_after_a_first_fit_are_shared_alone(method, tmp_path)
 
 
 def in_two_runs(folder, story, *ends, **settings):
-    """Run a story whose scripts end at `ends[0]`, and the same command again; return the models."""
+    """Run scripts that end at `ends[0]`, and the same command again; return the models."""
     for end in ends:
         with scripts(folder, "bsp", 2, **settings) as run:
             models = run.each(lambda given, end=end: story(distribute(plain_model(), given), end))
@@ -159,7 +159,7 @@ def in_two_runs(folder, story, *ends, **settings):
 
 
 def head_then_all(model, fits=4):
-    """Train the head alone, then everything, in so many fits."""
+    """Train the head alone, then everything, in this many fits."""
     model.get_layer("hidden").trainable = False
     model.compile(keras.optimizers.Adam(0.05), loss=LOSS)
     model.fit(X, Y, epochs=1, **FIT)
@@ -174,7 +174,7 @@ def head_then_all(model, fits=4):
 @pytest.mark.parametrize("nb_ps", [1, 2])
 def test_the_same_command_passes_over_the_fits_of_phases_that_are_over(nb_ps, tmp_path):
     models, shards = in_two_runs(tmp_path, head_then_all, 2, 3, nb_ps=nb_ps)
-    expected = head_then_all(plain_model())  # the second run's two fits go on from the first's one
+    expected = head_then_all(plain_model())  # the second run continues from the first run's fit
     for model in models:
         assert_same(model, expected)
     assert {(shard.phase, shard.core.version) for shard in shards} == {(4, 16)}
@@ -205,11 +205,11 @@ def test_the_same_command_has_what_is_not_shared_any_more(nb_ps, tmp_path):
 
 
 def student_after_teacher(train, fits=((1, 0), (2, 1))):
-    """Train a teacher, then a student on the same layer and what the teacher answers, then both.
+    """Train a teacher, then a student on the same layer and the teacher's answers, then both.
 
     Args:
-        train: Returns a compiled model as it is to be trained.
-        fits: Epochs, and of which of the models.
+        train: Returns a compiled model, ready for training.
+        fits: For each fit, its number of epochs and the number of its model.
     """
     teacher = plain_model()
     teacher.compile(keras.optimizers.Adam(0.05), loss=LOSS)
@@ -226,7 +226,7 @@ def student_after_teacher(train, fits=((1, 0), (2, 1))):
 
 
 def several(story, folder, method="bsp", nb_workers=2, **settings):
-    """Compare all models of a script that trains several with what Keras alone makes."""
+    """Compare all models of a script that trains several with the models of Keras alone."""
     expected = story(lambda model: model)
     with scripts(folder, method, nb_workers, **settings) as run:
         found = run.each(lambda given: story(lambda model: distribute(model, given)))
@@ -374,7 +374,7 @@ def test_nobody_steps_in_a_later_fit_before_all_have_joined(tmp_path, monkeypatc
 
 
 def test_between_two_fits_no_worker_is_in_a_round(tmp_path):
-    """Else the rounds of one that is started again would wait for it, and it for their end."""
+    """Otherwise the rounds would wait for a restarted worker, and the worker for their end."""
     present = []
 
     class Arrives(keras.callbacks.Callback):

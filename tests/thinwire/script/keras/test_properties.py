@@ -1,8 +1,8 @@
-"""Every source of data x rows of its batches x what a script reads of them: as Keras alone.
+"""Every data source x batch rows x values that a script reads: equal to Keras alone.
 
-The values of bsp with two workers are those of Keras alone: weights, History, and the rate that a
-schedule has reached. One model is fitted to all of them, one after the other: so each fit but the
-first goes on from another. What cannot be so is refused, by name.
+bsp with two workers must give the values of Keras alone: weights, History, and the rate that a
+schedule has reached. One model is fitted to all sources in sequence, so each fit except the
+first continues from another fit. Combinations that cannot be equal are rejected by name.
 """
 
 import sys
@@ -126,15 +126,15 @@ SOURCES = {
     "arrays": _of_arrays,
     "Ray Data": _of_ray,
 }
-#: Sources whose batches all have one size but the last; their fits vary in size.
+#: Sources with batches of one size except for the last; their fits vary in size.
 ONE_SIZE = ("tf.data, rows repeated", "tf.data, batches repeated", "arrays", "Ray Data")
-#: What cannot be as alone -> words of its refusal.
+#: Combinations that cannot equal Keras alone -> words of the error.
 REFUSED = {
     ("tf.data, batches repeated", "fewer than workers"): "workers",
 }
 #: Their last batch has one row, and so a worker has a step less.
 LACKING = {("tf.data", "varying"), *((source, "fewer than workers") for source in SOURCES)}
-#: What another source of the same kind shows as well.
+#: Combinations that another source of the same kind covers as well.
 ALIKE = {
     ("tf.data, rows repeated", "constant"),
     ("tf.data, rows repeated", "fewer than workers"),  # they fill the last batch, as any other
@@ -146,7 +146,7 @@ ALIKE = {
 }
 
 
-#: Sources whose epochs have all rows, once.
+#: Sources with all rows once in each epoch.
 WHOLE_EPOCHS = ("tf.data", "PyDataset", "arrays")
 CELLS = [
     (source, rows, False)

@@ -1,4 +1,4 @@
-"""Whether a value is a sum over rows or a mean, found with the rows repeated."""
+"""Detects if a value is a sum over rows or a mean, by repeating the rows."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Losses that are sums over rows, where workers share each batch: against Keras alone."""
+"""Losses that are sums over rows, with batches shared by workers, equal Keras alone."""
 
 import keras
 import numpy as np
@@ -41,7 +41,7 @@ def both(y, y_pred):
 
 
 class Adds(keras.layers.Layer):
-    """Adds a loss of what goes through."""
+    """Adds a loss of its input."""
 
     def __init__(self, loss):
         super().__init__()
@@ -62,7 +62,7 @@ def sgd():
 
 
 def made(loss="mean", between=(), kind=keras.Model, hidden=None, optimizer=sgd, **compiled):
-    """Return what makes a compiled model; layers are made anew for each."""
+    """Return a function that makes a compiled model; the layers are new for each."""
     losses = {"mean": CROSSENTROPY(True), "sum": CROSSENTROPY(True, reduction="sum")}
 
     def make():
@@ -84,7 +84,7 @@ def added(loss):
 
 
 class CallsComputeLoss(keras.Model):
-    """Has Keras add its loss up, in a train_step of its own."""
+    """Has Keras add its loss up, in a custom train_step."""
 
     def train_step(self, data):
         x, y = data
@@ -160,7 +160,7 @@ SCALED = {
 }
 
 
-#: What the others show as well.
+#: Cases that other cases cover as well.
 LONG = ("sum", "rows", "function of means", "added sum", "added mean", "activity", "kernel")
 #: Where the loss of the validation, which is not scaled, is compared as well: it has a compiled sum
 #: and one that a layer adds.
@@ -222,7 +222,7 @@ def test_one_of_several_outputs_is_a_sum(form, tmp_path):
         return model
 
     def train(model):
-        # Keras takes the losses of single outputs as means over batches, whatever their rows are.
+        # Keras treats the losses of single outputs as means over batches, for any kind of rows.
         options = {"batch_size": 24, "shuffle": False, "verbose": 0, "epochs": 2}
         sample_weight = ordered({"kind": WEIGHTS, "size": WEIGHTS[::-1].copy()})
         return model.fit(X, ordered(TARGETS), sample_weight=sample_weight, **options).history
@@ -307,7 +307,7 @@ def test_what_cannot_be_scaled_is_refused_before_anything_is_trained(message, tm
 def test_data_of_unknown_length_are_refused_for_a_sum(tmp_path):
     """Their last batch may be short, and no worker knows how many rows the others have.
 
-    A mean over such data is trained in test_uneven_ends.py ("a row too many").
+    A mean over these data is trained in test_uneven_ends.py ("a row too many").
     """
     data = slices().filter(lambda x, y: y >= 0).batch(16)
 

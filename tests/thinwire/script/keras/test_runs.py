@@ -1,4 +1,4 @@
-"""Scripts of all kinds in real runs: precision, embeddings, several fits, uneven ends, refusals."""
+"""Scripts of all kinds in real runs: precision, embeddings, several fits, uneven ends, errors."""
 
 import keras
 import numpy as np
@@ -134,7 +134,7 @@ def test_two_fits_and_a_second_compile(method, tmp_path):
 
 
 class OwnSGD(keras.optimizers.SGD):
-    """What a PS cannot build."""
+    """An optimizer that a PS cannot build."""
 
 
 def test_an_optimizer_of_the_script_steps_on_the_workers_or_not_at_all(tmp_path):

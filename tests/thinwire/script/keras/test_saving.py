@@ -1,4 +1,4 @@
-"""Files that several workers may write: always whole."""
+"""Files that several workers may write are always complete."""
 
 import contextlib
 import pathlib

@@ -1,4 +1,4 @@
-"""Schedules of learning rates are read at the batches that the script alone would have consumed."""
+"""Learning rate schedules are read at the batch count that the script alone would have."""
 
 import functools
 import itertools
@@ -40,7 +40,7 @@ def cosine(steps=25):
 
 
 def counting():
-    """Return a schedule that a PS can build, whose rate is 0.001 times its count."""
+    """Return a schedule that a PS can build; its rate is 0.001 times its count."""
     return keras.optimizers.schedules.PolynomialDecay(0.0, 1000, 1.0)
 
 
@@ -161,7 +161,7 @@ def reading():
 
 
 def seen_by_callbacks(model, rows, epochs=3):
-    """Return what the script, Keras' callbacks and logs show of the rate."""
+    """Return the rates that the script, Keras' callbacks and logs show."""
     plateau = keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=100)
     rates = Rates()
     options = {"batch_size": 12, "epochs": epochs, "shuffle": False, "verbose": 0}
@@ -227,7 +227,7 @@ def test_a_run_ends_with_as_many_batches_as_keras_alone(method, settings, tmp_pa
 
 
 class Anchored(keras.Model):
-    """Takes a dictionary whose first array, by name, is no row of the batch."""
+    """Takes a dictionary; its first array, by name, has no rows of the batch."""
 
     def __init__(self):
         super().__init__()

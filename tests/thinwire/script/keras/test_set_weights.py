@@ -1,4 +1,4 @@
-"""Weights that a script changes itself while it trains, against Keras alone."""
+"""Weights that a script sets during training, against Keras alone."""
 
 import keras
 import numpy as np
@@ -169,7 +169,7 @@ def constrained():
 
 
 def normalized():
-    """Return a model one of whose layers divides its weights whenever it is called."""
+    """Return a model with one layer that divides its weights whenever it is called."""
     model = plain_model()
     inner = keras.layers.Dense(
         8, name="inner", kernel_initializer=keras.initializers.GlorotUniform(seed=3)

@@ -1,4 +1,4 @@
-"""Training metrics of all workers' rows, and fits that all scripts end after the same epoch."""
+"""Training metrics cover all workers' rows, and all scripts stop after the same epoch."""
 
 import inspect
 import logging
@@ -46,7 +46,7 @@ class Hits(keras.metrics.Metric):
 
 
 class Balance(keras.metrics.Metric):
-    """Has other metrics as parts, and is no mean of theirs."""
+    """Has other metrics as parts, and is not their mean."""
 
     def __init__(self, **keywords):
         super().__init__(**keywords)
@@ -95,7 +95,7 @@ class Hidden(keras.metrics.Metric):
 
 
 class Listing(Hits):
-    """Has a list beside its variables."""
+    """Has a list in addition to its variables."""
 
     def __init__(self, **keywords):
         super().__init__(0.0, **keywords)
@@ -282,7 +282,7 @@ MONITORS = ("loss", "balance")
 #: Arguments of StopsAt -> the epochs that all workers have then.
 ENDINGS = {(1, 2): 2, (1, 1, 1): 2, (2, 2, 3): 3}
 EVERY = "another model, every metric"
-#: Metrics whose states cannot be added up, by name.
+#: Metrics with states that cannot be added up, by name.
 SEPARATE = {"largest": Largest, "newest": Newest, "hidden": Hidden}
 
 
@@ -326,13 +326,13 @@ def said():
 
 @pytest.fixture(scope="module")
 def fits_of_all(tmp_path_factory, said):
-    """Return the Fitted of Keras alone, by the fit's name, and those of each worker."""
+    """Return the Fitted of Keras alone, by the fit's name, and each worker's Fitted."""
     return runs_of(tmp_path_factory.mktemp("later_fits"), fit_after_fit)
 
 
 @pytest.fixture(scope="module")
 def later_fits(fits_of_all):
-    """Return for each name what Keras alone has made, and a list of what the workers have."""
+    """Return for each name the result of Keras alone, and a list of the workers' results."""
     expected, workers = fits_of_all
     return {name: (known, [made[name] for made in workers]) for name, known in expected.items()}
 

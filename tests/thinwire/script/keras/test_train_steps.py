@@ -1,4 +1,4 @@
-"""A train_step of a script's own with several optimizers, against Keras alone on the same data."""
+"""A custom train_step with several optimizers equals Keras alone on the same data."""
 
 from types import SimpleNamespace
 
@@ -33,7 +33,7 @@ class GAN(keras.Model):
     """Two networks; the compiled optimizer is only a dummy."""
 
     critics = 1  # steps of the discriminator for one of the generator
-    bound = None  # of the discriminator's weights
+    bound = None  # clip bound of the discriminator's weights
 
     def __init__(self):
         super().__init__(name="gan")
@@ -98,7 +98,7 @@ def assert_same_optimizers(model, other):
 
 
 class ManyCritics(GAN):
-    """As WGAN has it."""
+    """A GAN with several critic steps per step, as WGAN has."""
 
     critics = 2
 
@@ -185,7 +185,7 @@ def test_workers_with_uneven_parts_of_the_data_train_a_gan(tmp_path):
 
 
 class Student(keras.Model):
-    """Learns what a frozen teacher answers, and a temperature of its own."""
+    """Learns a frozen teacher's answers, and a separate temperature."""
 
     def __init__(self):
         super().__init__(name="distiller")
@@ -224,7 +224,7 @@ def test_a_frozen_teacher_is_not_shared(tmp_path):
 
 
 class Nested(GAN):
-    """The discriminator's step is a function of TensorFlow by itself."""
+    """The discriminator's step is a separate tf.function."""
 
     @tf.function
     def step_discriminator(self, real, noise):
@@ -340,7 +340,7 @@ class LaterOptimizer(GAN):
 
 
 class Unknown(keras.optimizers.SGD):
-    """What a PS cannot build."""
+    """An optimizer that a PS cannot build."""
 
 
 def unknown():

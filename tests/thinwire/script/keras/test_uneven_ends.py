@@ -1,4 +1,4 @@
-"""Workers whose epochs have another number of steps, or of rows in a step."""
+"""Workers with different numbers of steps in an epoch, or of rows in a step."""
 
 import keras
 import numpy as np
@@ -51,7 +51,7 @@ def minus_the_mean(x, y):
     return x - tf.reduce_mean(x, 0), y
 
 
-#: What test_properties.py does not have.
+#: Cases that test_properties.py does not have.
 FORMS = {
     "tf.data": lambda: {"x": slices().map(lambda x, y: (x * 1, y)).batch(20)},
     "batches of tf.data": lambda: {

@@ -1,4 +1,4 @@
-"""ESync's per-file layout: out and in again, summaries by hand, gaps, odd names, bad files."""
+"""ESync's per-file layout: export and import, summaries, gaps, odd names, bad files."""
 
 import json
 

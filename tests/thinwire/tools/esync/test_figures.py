@@ -1,4 +1,4 @@
-"""The five figures from any subset of runs; speedups by hand; what is not known is said so."""
+"""The five figures from any subset of runs; speedups by hand; missing values are reported."""
 
 import csv
 
