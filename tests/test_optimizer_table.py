@@ -91,14 +91,19 @@ def tables():
         columns.setdefault(cells, []).append(name)
     heads = [", ".join(f"`{name}`" for name in names) for names in columns.values()]
     lines = [f"| compiled | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
-    for number, compiled in enumerate(COMPILED):
-        lines.append(f"| {compiled} | {' | '.join(cells[number] for cells in columns)} |")
+    places = zip(*columns, strict=True)
+    lines += grouped(dict(zip(COMPILED, places, strict=True)))
     lines += ["", "| on the PS | its step | of a variable, a shard may hold |", "|---|---|---|"]
-    for compiled, make in COMPILED.items():
-        steps, part = shards(make)
-        if steps:
-            lines.append(f"| {compiled} | {steps} | {part} |")
-    return lines
+    steps = {compiled: shards(make) for compiled, make in COMPILED.items()}
+    return lines + grouped({compiled: cells for compiled, cells in steps.items() if cells[0]})
+
+
+def grouped(cells):
+    """Return the rows of a table, with one row for all optimizers that have equal cells."""
+    rows = {}
+    for compiled, row in cells.items():
+        rows.setdefault(row, []).append(compiled)
+    return [f"| {', '.join(names)} | {' | '.join(row)} |" for row, names in rows.items()]
 
 
 def test_the_tables_are_what_the_code_does():

@@ -127,7 +127,7 @@ def test_an_unknown_message_of_a_ps_is_not_passed_over():
 def test_another_package_of_messages_is_told_apart_from_a_ps_that_is_away():
     with (
         opened_at(service="thinwire.v2.ParameterServer") as session,
-        pytest.raises(Unreachable, match=f"no {SERVICE} there"),
+        pytest.raises(Unreachable, match=f"no service {SERVICE}"),
     ):
         session.open(WAIT_SECONDS)
 
