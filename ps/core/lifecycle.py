@@ -39,9 +39,8 @@ class RunLifecycle:
         self.ended_at: float | None = None
         self.is_spent = False
         self._drain_reason: str | None = None
-        self._start_at: float | None = (
-            None  # time at which to start with the workers that have joined
-        )
+        # Time at which the run starts with the workers that have joined by then.
+        self._start_at: float | None = None
         self._drain_until: float | None = None
         self._snapshot_at: float | None = None
         self._snapshot_version = 0
