@@ -25,7 +25,7 @@ class Programs:
         self._lock = threading.Lock()
 
     def refusal_of(self, worker: int, program: Rows, version: int) -> str | None:
-        """Return why a worker is refused if its program differs from its recorded program.
+        """Return an error text if a worker's program differs from its recorded program.
 
         Args:
             worker: Number of the worker.

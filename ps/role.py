@@ -186,7 +186,7 @@ def main(run: Run) -> int:
 
 
 def _stay(run: Run, own: PsFlags) -> None:
-    """Keep the port of a finished shard open until a signal; close each stream immediately."""
+    """Keep a finished shard's port open until a signal; close every client's stream."""
     ended = threading.Event()
     with handle_signals(lambda number, frame: ended.set()):
         listening = serve(own.bind, own.port, lambda stream: stream.close(), guard=guard_of(run))
@@ -259,7 +259,7 @@ def _discard(run: Run, own: PsFlags) -> None:
 
 
 def _serve_offered(run: Run, own: PsFlags, saved: SavedShard) -> int:
-    """Wait for a worker that offers the model, then serve it; return the exit code."""
+    """Wait for a worker's offered model, then serve that model; return the exit code."""
     stage = OfferStage(run, own)
     # Workers that took part before a --resume send the saved run's id.
     stage.identity = dataclasses.replace(stage.identity, run_id=saved.run_id)
@@ -310,7 +310,7 @@ def start_offered(
 def _shard_of_offer(
     run: Run, own: PsFlags, saved: SavedShard, stage: OfferStage, received: ReceivedOffer
 ) -> ShardProcess | None:
-    """Build the shard of a worker's offer; if that fails, refuse the offer and return None."""
+    """Build the shard for a worker's offered model; on failure refuse it and return None."""
     try:
         model = model_of_offer(run, own.id_ps, received.offer, received.payload)
         shard = ShardProcess(run, own, model, saved)
@@ -367,13 +367,13 @@ class ShardProcess:
             self.core.load_state_dict(self.saved.core)
 
     def _continue_otherwise(self, state: State) -> None:
-        """Continue the weights and counts of a saved core with other settings (--resume)."""
+        """Continue a saved core's weights and counters with changed settings (--resume)."""
         begin_again = self.core.continue_from(state, self.saved.has_optimizers_of(self.offer))
         if begin_again:
             logging.warning("--resume: these parts begin again: %s", ", ".join(begin_again))
 
     def _hold(self, model: InitialModel) -> None:
-        """Store the spec, the offer, the shard's layout and the optimizers' slices of a model."""
+        """Store a model's variables, offer, shard layout, and slices of each optimizer."""
         self.spec, self.offer, layouts = model.spec, model.offer, model.layouts
         self.layout = layouts[self.own.id_ps]
         for number, layout in enumerate(layouts if self.leads and self.run.nb_ps > 1 else ()):
@@ -439,14 +439,14 @@ class ShardProcess:
             scalars.close()
 
     def interrupt(self) -> None:
-        """End the run early on shard 0; end only this shard on a following shard (any thread)."""
+        """End the run early if this is shard 0, else end only this shard (any thread)."""
         if (listening := self.server.server) is not None:
             self.server.queue.put(functools.partial(listening.set_serving, False))
         self.interrupted = True  # workers that have not joined yet get no reply from now on
         self.server.queue.put(events.Stop("interrupted"))
 
     def _on_fenced(self, error: Fenced) -> None:
-        """End this process but not the run, which a successor process serves (any thread)."""
+        """End this process, because another process has taken over its shard (any thread)."""
         self.fenced = error
         self.server.queue.put(lambda: None)  # wakes the writer thread
 
@@ -576,7 +576,10 @@ class ShardProcess:
         return stages[0]
 
     def _build_phase(self, stage: OfferStage, received: ReceivedOffer) -> None:
-        """Build the model of a worker's offer and queue its phase, or refuse it (reader thread)."""
+        """Build the model that a worker offers and queue its phase, or refuse the offer.
+
+        Runs on the reader thread of that worker's stream.
+        """
         try:
             model = model_of_offer(self.run, self.own.id_ps, received.offer, received.payload)
             initials = ShardInitials(self.run, self.own.id_ps, model)
@@ -628,7 +631,7 @@ class ShardProcess:
         logging.info("phase %d begins at version %d", self.phase, self.core.version)
 
     def _keep_ended(self, phase: int) -> None:
-        """Store the final state of the current model, because another model's phase begins."""
+        """Store the final state of the current model before phase `phase` replaces the model."""
         ended, whole = self.server.ended_models, self.core.whole()
         whole = dataclasses.replace(whole, update=Update(None, self.core.model.theta.copy()))
         generation = self.core.config.generation
@@ -659,7 +662,7 @@ class ShardProcess:
         self.interrupt()
 
     def _over(self) -> bool:
-        """Return whether every client has received the run's end, or the wait for them is over."""
+        """Return True if every client knows of the run's end, or the wait for clients is over."""
         connections = self.server.connections
         if self.fenced is not None:
             return True

@@ -96,7 +96,7 @@ class DatagramPort:
         return counts.with_dropped(EMPTY, self._num_empty + empty)
 
     def poll(self) -> None:
-        """Deliver pushes at their deadlines, and close sockets that failed (writer thread)."""
+        """Deliver pushes at their deadlines, and close failed UDP sockets (writer thread)."""
         self.receiver.poll()
         udp = self._udp
         if udp is None or udp.failure is None:
@@ -118,21 +118,21 @@ class DatagramPort:
         self._filter_sessions()
 
     def _filter_sessions(self) -> None:
-        """Have the kernel drop datagrams that belong to no open session, if it supports that."""
+        """Make the kernel drop datagrams that belong to no open session, where it can."""
         if self._udp is not None:
             ids = [session_id.to_bytes(8, "little") for session_id in self.receiver.session_ids()]
             self._udp.admit(_START, _SESSION_AT, ids)
 
     def deliver(self, channel: int, data: memoryview, size: int) -> int:
-        """Process a receive buffer (`thinwire.proto.udp.receiver.DatagramOwner`)."""
+        """Process a buffer of received datagrams; return the number of useful datagrams."""
         del channel
         return self.receiver.receive(data, size)
 
     def next_deadline(self) -> float | None:
-        """Return None: the writer thread watches the deadlines, not the receiving thread."""
+        """Return None: the writer thread watches the deadlines of incomplete pushes."""
 
     def tick(self, now: float) -> None:
-        """Do nothing: the writer thread watches the deadlines."""
+        """Do nothing: the writer thread watches the deadlines of incomplete pushes."""
 
     def close(self) -> None:
         """End the receiving thread and close its sockets."""

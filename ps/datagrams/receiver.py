@@ -86,12 +86,12 @@ class DatagramReceiver:
         self.on_closed: Callable[[int, ReassembledStep, ReassemblyCounters], None] | None = None
 
     def configure(self, transport: Transport) -> None:
-        """Turn on injected losses and the log of steps if the run's settings request them."""
+        """Turn on injected losses and the log of closed steps as the run's settings request."""
         self.inject_loss(transport.dgt_drop_rate, transport.dgt_drop_seed)
         self.on_closed = log_step if transport.dgt_info else None
 
     def inject_loss(self, rate: float, seed: int) -> None:
-        """Drop this fraction of the datagrams passed to `receive` from now on; 0 drops none."""
+        """Drop the fraction `rate` of the datagrams passed to `receive`; 0 drops none."""
         self._losses = InjectedLoss(rate, seed) if rate else None
 
     # -- sessions ---------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class DatagramReceiver:
                 self._end_session(session.worker)
 
     def _end_session(self, worker: int) -> None:
-        """End a session, and have its pending push rejected: that push can never be complete."""
+        """End a worker's session. Its incomplete push is rejected: it can never be complete."""
         session = self._sessions.of_worker(worker)
         self._sessions.close(worker)
         pending = session.pending if session is not None else None
@@ -163,7 +163,7 @@ class DatagramReceiver:
         return num_lost + self.receive_from_stream(surviving, size)
 
     def receive_from_stream(self, data: memoryview, size: int) -> int:
-        """Process datagrams like `receive`, without injected losses: a stream loses none."""
+        """Process datagrams from a gRPC stream like `receive`, but without injected losses."""
         heads = headers_of(data, size)
         num_useful = 0
         with self._lock:
@@ -206,7 +206,7 @@ class DatagramReceiver:
     def _deliver_empty(
         self, worker: int, push: pb.Push, aux: Float32 | None, incarnation: int
     ) -> None:
-        """Deliver a push without values to the core, which replies to the worker.
+        """Deliver a push without gradient values to the core, which replies to the worker.
 
         Args:
             worker: Number of the worker.
@@ -238,7 +238,7 @@ class DatagramReceiver:
             self._wake()
 
     def _repeat(self, session: WorkerReassembly, push: pb.Push, contents: DecodedPush) -> None:
-        """Handle a message of a push that was complete before: deliver the same update again."""
+        """Handle a repeated message of a complete push: deliver the same update again."""
         assembled = session.reassembler.find_closed(push.step)
         if assembled is None:
             # The step is older than the newest complete step: the core has replied to it, and
@@ -300,7 +300,7 @@ class DatagramReceiver:
                 session.reassembler.on_refused(step)
 
     def outcome(self, worker: int, step: int) -> pb.DatagramOutcome | None:
-        """Return the outcome of a push's datagrams; None if a newer push is complete."""
+        """Return the counts of a push's datagrams; None if the worker has a newer complete push."""
         session = self._sessions.of_worker(worker)  # a single dict read needs no lock
         if session is None or session.closed_step != step:
             return None
@@ -319,7 +319,7 @@ class DatagramReceiver:
             return DatagramCounts.of_sessions(self.counters(), self._dropped)
 
     def restore(self, before: DatagramCounts) -> None:
-        """Continue the counters of an earlier incarnation of the shard."""
+        """Continue from the datagram counts that the shard saved before a restart."""
         with self._lock:
             self._sessions.add_counters(before.workers.items())
             self._dropped.update(before.dropped)
@@ -337,7 +337,7 @@ class InjectedLoss:
         self._rate, self._random = rate, np.random.default_rng(seed)
 
     def thin(self, data: memoryview, size: int) -> tuple[memoryview, int]:
-        """Return the surviving datagrams of a buffer, joined, and the number of dropped ones."""
+        """Return a buffer's surviving datagrams, joined, and the number of dropped datagrams."""
         pieces = [data[start : start + size] for start in range(0, len(data), size)]
         survives = self._random.random(len(pieces)) >= self._rate
         surviving = [piece for piece, stays in zip(pieces, survives, strict=True) if stays]

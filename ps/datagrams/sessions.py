@@ -24,7 +24,7 @@ _SESSION_BYTES, _KEY_BYTES = 8, 32
 
 @dataclasses.dataclass
 class PendingPush:
-    """The stream's part of the push that is being reassembled."""
+    """The part of a worker's push that has arrived on the gRPC stream, before its completion."""
 
     push: pb.Push  # the push's newest message
     aux: Float32 | None
@@ -56,7 +56,7 @@ class WorkerReassembly:
         self.pending = PendingPush(push, contents.aux, total, contents.change)
 
     def on_complete(self, assembled: ReassembledStep) -> int:
-        """Record that the pending push is complete.
+        """Record that the pending push of the worker is complete.
 
         Returns:
             The bytes received in datagrams since the push before was complete.
@@ -91,11 +91,11 @@ class Sessions:
         self._ended: dict[int, ReassemblyCounters] = {}
 
     def __iter__(self) -> Iterator[WorkerReassembly]:
-        """Iterate over a copy of the open sessions; the caller may close sessions meanwhile."""
+        """Iterate over a copy of the open sessions, so that the caller may close sessions."""
         return iter(list(self._by_worker.values()))
 
     def of_worker(self, worker: int) -> WorkerReassembly | None:
-        """Return a worker's session, possibly of an earlier incarnation; None if it has none."""
+        """Return the open session of a worker or of its earlier incarnation; None without one."""
         return self._by_worker.get(worker)
 
     def with_id(self, session_id: int) -> WorkerReassembly | None:
@@ -119,7 +119,7 @@ class Sessions:
         return session
 
     def close(self, worker: int) -> None:
-        """End a worker's session, if it has one; add its counters to the worker's sum."""
+        """End a worker's datagram session, if open, and add its counters to the worker's sum."""
         ended = self._by_worker.pop(worker, None)
         if ended is not None:
             del self._by_id[ended.session.id]
@@ -136,14 +136,14 @@ class Sessions:
         return leaving
 
     def counters(self) -> list[tuple[int, ReassemblyCounters]]:
-        """Return (worker, counters): one pair per worker's ended sessions, one per open session."""
+        """Return (worker, counters) pairs of all open sessions and of each worker's ended ones."""
         return [
             *self._ended.items(),
             *((session.worker, session.reassembler.counters) for session in self),
         ]
 
     def add_counters(self, ended: Iterable[tuple[int, ReassemblyCounters]]) -> None:
-        """Add (worker, counters) of ended sessions to the workers' sums; workers may repeat."""
+        """Add (worker, counters) pairs of ended sessions to the workers' sums."""
         for worker, counters in ended:
             before = self._ended.get(worker)
             self._ended[worker] = counters if before is None else before.plus(counters)
