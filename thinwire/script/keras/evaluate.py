@@ -224,9 +224,8 @@ class FitEvaluator:
         # Data of the newest `fit` with validation data; None before that `fit`.
         self._validation: ValidationSet | None = None
         self._fit_of_validation = 0  # number of the `fit` that `_validation` belongs to
-        self._last: pb.Evaluated | None = (
-            None  # newest evaluation; None before the first evaluation
-        )
+        # Newest evaluation of this model; None before the first evaluation of a `fit`.
+        self._last: pb.Evaluated | None = None
         self._last_values: tuple[int, ...] = ()  # checksums of the weights that `_last` evaluated
         self._swaps_averages = False  # True if the script's callbacks include SwapEMAWeights
         self._free_at = 0.0  # monotonic time at which the next unrequested evaluation is due

@@ -61,9 +61,9 @@ class StepExchange:
         self._member, self._optimizers = member, optimizers
         self._joining, self._loop_steps = joining, loop_steps
         self._failure: Exception | None = None
-        self._num_batches = 0  # mini-batches of the current `fit`, repeated ones counted once
-        self._rate_factor = 1.0  # this worker's learning rate divided by the server's rate
-        self._has_reported_end = False  # True after the end of the run was logged for a loop
+        self._num_batches = 0  # number of mini-batches of the current `fit`
+        self._rate_factor = 1.0  # this worker's learning rate divided by the server's
+        self._has_reported_end = False  # True after the end of the run was logged in a loop
 
     def begin_fit(self) -> None:
         """Reset the stored error and the counts of the previous `fit`."""
@@ -74,7 +74,7 @@ class StepExchange:
         self.traffic = EpochTraffic()
 
     def _parts_of_batch(self, repeats: bool) -> int:
-        """Return how many parts of the script's batch a mini-batch has, as `BatchParts` counts them.
+        """Return the number of parts of the script's batch in a mini-batch, as in `BatchParts`.
 
         Args:
             repeats: True if the step uses the same mini-batch as the step before; False if the step
