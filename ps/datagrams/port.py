@@ -24,8 +24,8 @@ from thinwire.ps.wire.push_decoder import PushDecoder
 if TYPE_CHECKING:
     from thinwire.ps.core.core import PsCore
 
-#: First bytes of Thinwire's datagrams, and byte offset of the session id in a datagram. The kernel's
-#: filter compares these bytes and the id.
+#: First bytes of Thinwire's datagrams, and byte offset of the session id in a datagram. The
+#: kernel's filter compares these bytes and the id.
 _START = MAGIC.to_bytes(4, "little")
 _SESSION_AT = HEADER.fields["session"][1] if HEADER.fields else 0
 
