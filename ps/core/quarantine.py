@@ -13,15 +13,14 @@ from thinwire.ps.core import events
 
 
 class UpdateGuard:
-    """Compares the norm and the largest magnitude of each push with those of earlier pushes."""
+    """Compares the norm and the largest magnitude of each push with limits from earlier pushes."""
 
     def __init__(self, guards: Guards) -> None:
         """Start without norms and magnitudes of earlier pushes."""
         self._policy = guards
         self._sizes = guards.init()
-        self._waiting: dict[
-            int, float
-        ] = {}  # worker -> L2 norm of its push that waits for its round
+        # Worker -> L2 norm of its push that waits for its round.
+        self._waiting: dict[int, float] = {}
         self._refused: dict[int, int] = {}  # worker -> step of its newest push that was too large
 
     def check(self, push: events.Push) -> str | None:
