@@ -73,7 +73,7 @@ LEVELS = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
-#: Roles that start child processes. At SIGINT or SIGTERM such a role ends its children first.
+#: Roles that start child processes, and that end their children first at SIGINT or SIGTERM.
 _STARTERS = ("Cluster", "Advisor")
 _TYPE_NODE = re.compile(r"--?type_node[= ](\w+)")
 #: Roles that do not build a model from their flags if a worker's script sends the model.
@@ -118,7 +118,7 @@ def main(arguments: list[str], runs_script: bool = False) -> int:
         )
         return EXIT_BAD_FLAG
     _start_log()
-    configure_libraries(tensorflow_log_level=3)  # before gRPC is imported for TLS
+    configure_libraries(tensorflow_log_level=3)  # before the import of gRPC, which reads them
     try:
         return _play(arguments[1:] if takes_script else None)
     except KeyboardInterrupt:
