@@ -38,8 +38,8 @@ OF_FIT = (
 )
 AT_END = OF_FIT.index("end")
 #: Names of the barrier before a script's first step. A script uses the second name if the run has a
-#: Supervisor: then scripts wait for an evaluator whose start the Supervisor may not have reported
-#: yet.
+#: Supervisor: then scripts wait for an evaluator that the Supervisor may start without having
+#: reported the start yet.
 START, START_WITH_SUPERVISOR = STARTS = ("start", "start-with-supervisor")
 _CHANGING = {"begin": 0, "left": 1}
 #: Barrier names that contain the number of a fit. A name without this form sorts after all
@@ -105,7 +105,7 @@ class FitStop:
 
 @dataclasses.dataclass(frozen=True)
 class ChiefNamed:
-    """Notice to a script about which worker is the chief, whose script writes the files."""
+    """Notice to a script about which worker is the chief. Only the chief's script writes files."""
 
     worker: int
     chief: int
@@ -342,7 +342,7 @@ class Barriers:
         self.phase = max(self.phase, phase_of(name))
 
     def _name_chief(self, now: float) -> list[Outcome]:
-        """Notify all scripts if the chief changes, whose script writes the files."""
+        """Notify all scripts if another worker becomes the chief, which writes the files."""
         scripts = self._scripts
         ended = {worker for worker, script in scripts.items() if script.has_finished}
         workers = range(1, self._nb_workers + 1)

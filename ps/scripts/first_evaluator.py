@@ -66,7 +66,7 @@ class FirstEvaluator:
         self._unknown_since += seconds
 
     def waits_until(self, has_supervisor: bool) -> float:
-        """Return the time until which scripts wait, by the shard's clock; -inf for no wait.
+        """Return the time until which scripts wait, by the shard's clock; -inf if no script waits.
 
         Args:
             has_supervisor: True if the run has a Supervisor, even if it has not reported yet.

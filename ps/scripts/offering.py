@@ -351,7 +351,7 @@ class OfferStage:
         """Wait for shard 0's digest of the initial weights; then let workers offer a model."""
         try:
             leader = find_model(self.run, self.identity, self._closing)
-        except Exception as error:  # the main thread raises the error
+        except Exception as error:  # noqa: BLE001 - the main thread raises the error
             self._came.put(error)
             if self.phase and not self._closing.is_set():
                 logging.error("this shard gets no model of phase %d: %s", self.phase, error)
@@ -390,7 +390,8 @@ class OfferReader:
         self._bytes = 0  # bytes received since the time `progress_at`
         self._offer: Offer | None = None
         self._program: Rows = ()
-        self._expects = "hello"  # expected message: "hello" or "offer"; "" if none is expected
+        # message that the client must send next: "hello" or "offer"; "" if it must send nothing
+        self._expects = "hello"
         self._rate = MessageRate(stage.guard.limits)
         self._assembler = MessageAssembler(pb.ToServer, self._limit)
 

@@ -80,7 +80,7 @@ class ShardInstruments:
         try:
             self._latest = self._read()
             self._latest_at = self._clock()
-        except Exception:  # an error in monitoring must not end the run
+        except Exception:  # noqa: BLE001 - an error in monitoring must not end the run
             logging.log_every_n_seconds(
                 logging.ERROR, "metrics: the figures could not be collected", 60, exc_info=True
             )

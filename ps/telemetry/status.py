@@ -173,7 +173,7 @@ class StatusReporter:
         """Return the privacy figures of the run; {} if the method has no privacy bound.
 
         The privacy guarantee covers the worker that took part in the most releases (merged rounds
-        whose result was sent). The count of releases is an upper bound: a lost worker may have
+        that were sent to workers). The count of releases is an upper bound: a lost worker may have
         taken part in one more release on another shard, and updates that a crash has undone were
         released, too.
         """
