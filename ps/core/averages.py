@@ -31,7 +31,8 @@ class WorkerAverages:
 
         Args:
             statistics: [m] float32 moving statistics; replies to observers contain them.
-            num_slots: Number of optimizer slot values. All start at 0; only workers receive them.
+            num_slots: Number of optimizer slot values, which start at 0. Only replies to workers
+                contain these values.
         """
         self._num_statistics = len(statistics)
         self.size = len(statistics) + num_slots

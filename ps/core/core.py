@@ -326,7 +326,7 @@ class PsCore:
         return [*self._check_size(event, now), *self._settle(now)]
 
     def _on_query(self, event: events.Query, now: float) -> list[events.Action]:
-        """Record the speed of a member, and answer whether the worker pushes now."""
+        """Record a worker's speed, and answer the worker's query whether to push now."""
         self.membership.seen(event.worker, now)
         if (member := self._sender_of(event)) is None:
             epoch = self.membership.epoch
@@ -655,9 +655,9 @@ class PsCore:
         actions: list[events.Action] = []
         if not self.has_started:
             return actions
-        # Repeat until nothing changes. A released round can make a joining worker live, whose
-        # buffered push then completes the next round. A change of the groups can complete rounds
-        # of the new groups.
+        # Repeat until no round is released and no group changes. A released round can make a
+        # joining worker live, whose buffered push then completes the next round. A change of the
+        # groups can complete rounds of the new groups.
         while True:
             actions += self._submit_buffered(now)
             advance = self._scheduler.advance(now)
@@ -801,8 +801,8 @@ class PsCore:
 
     def _end_without_rate(self, pushes: Sequence[events.Push], now: float) -> list[events.Action]:
         """Reject a round and end the run: the script's schedule has no finite learning rate."""
-        # The schedule counts only applied batches. It would return the same rate for every later
-        # round, so no later round could be applied either. The weights stay unchanged.
+        # The learning rate schedule counts only applied batches. It would return the same rate for
+        # every later round, so no later round could be applied either. The weights stay unchanged.
         for push in pushes:
             self.counters.reject(refusals.NO_RATE, push.worker)
         return self._spend("diverged", now)
@@ -884,8 +884,8 @@ class PsCore:
     def _reply(self, workers: Iterable[int], now: float) -> list[events.Action]:
         """Reply to the given workers; skip a worker without a request or that must wait longer."""
         replies: list[events.Action] = []
-        # Requests with equal sharing keys get the same arrays. So the shard computes and stores one
-        # reply for a whole round, instead of one reply for each worker.
+        # Pulls and pushes with equal sharing keys get replies with the same arrays. So the shard
+        # computes and stores one reply for a whole round, instead of one reply for each worker.
         gathered: dict[Hashable, ModelReply] = {}
         for worker in workers:
             member = self._members[worker]
@@ -1005,7 +1005,7 @@ class PsCore:
     def snapshot(self) -> State:
         """Return the core's durable state; another thread may read it while the core continues.
 
-        The thread may read the arrays only once.
+        The other thread may read the arrays of the state only once.
         """
         states = {
             name: part.state_dict(False) for name, part in self._parts().items() if name != "model"

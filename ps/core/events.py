@@ -55,19 +55,20 @@ class Push:
     samples: int
     local_steps: int
     loss: float | None  # training loss of the update; None: the worker does not know its loss
-    aux: Float32 | None = None  # [m] values to be averaged over the workers; only to shard 0
-    base_checksum: int | None = None  # CRC-32 of the worker's weights of this shard
+    aux: Float32 | None = None  # [m] values that shard 0 averages over the workers; None: no values
+    base_checksum: int | None = None  # CRC-32 of the worker's weights of this shard; None: not sent
     num_bytes: int = 0  # size of the coded update, in bytes
     lag: int = 0  # base_version minus the version that the update was computed at
-    learning_rate: float | None = None  # rate set by the script; None: the script has set no rate
-    loss_scale: float = 0.0  # factor of the loss when the update was computed; 0: no factor
+    learning_rate: float | None = None  # learning rate that the script set; None: not set
+    loss_scale: float = 0.0  # factor of the loss in this update; 0: the script scales no loss
     overflow: bool = False  # True if the gradient overflowed at loss_scale; the update is empty
     optimizer: int = 0  # number of the script's optimizer that steps with this update
     repeats_batch: bool = False  # True if an earlier push has counted the examples of this push
     batch_parts: int = 0  # parts of the script's batches; nb_workers parts are one batch
-    change: Update | None = None  # change of the weights by the script since the last reply
+    # Change that the script made to the weights since the last reply; None: no change.
+    change: Update | None = None
     blocks: tuple[Block | WireBlock, ...] | None = None  # coded update; None: may not be relayed
-    # Largest magnitude of the values in the update and the change; None: not computed.
+    # Largest magnitude of the values in `update` and `change`; None: not computed.
     peak: float | None = dataclasses.field(default=None, compare=False)
     # Push message and payload pieces as received, for the journal; None: not stored.
     coded: tuple[Any, Sequence[Any]] | None = dataclasses.field(
@@ -290,8 +291,8 @@ class Reply:
     held_seconds: float = 0.0  # time from the worker's request to this reply
     # Number of versions applied between the computation and the merge of the worker's newest push.
     staleness: int = 0
-    aux: Float32 | None = None  # [m] means over the workers, shared with the core: read-only
-    loss_scale: float = 0.0  # factor of the loss for the next gradients; 0: no factor
+    aux: Float32 | None = None  # [m] read-only means over the workers; None: no means
+    loss_scale: float = 0.0  # factor of the loss for the next gradients; 0: losses are not scaled
     # For each optimizer of a script: batch count at which to read its learning rate schedule.
     schedule_counts: tuple[int, ...] = ()
 
@@ -338,7 +339,7 @@ class GroupsChanged:
     """Action: report that shard 0 has formed worker groups from measured speeds."""
 
     groups: tuple[tuple[int, ...], ...]
-    speeds: Mapping[int, float]  # worker -> samples per second
+    speeds: Mapping[int, float]  # worker id -> measured samples per second
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Member:
     """The shard's record of one worker, live or not."""
 
     incarnation: int = 0
-    last_step: int = 0  # newest accepted step, including a push that waits for its round
+    last_step: int = 0  # worker's newest accepted step; its push may still wait for its round
     base_version: int = 0  # version of the weights in the newest reply to the worker
     oldest_base: int = 0  # oldest version at which the worker's next push may have been computed
     push_bytes: int = 0  # coded size of the worker's newest push, in bytes
@@ -151,7 +151,7 @@ class MemberTable:
     def __init__(self) -> None:
         """Start without records of workers."""
         self._members: dict[int, Member] = {}
-        self._buffered: set[int] = set()  # workers with a buffered push
+        self._buffered: set[int] = set()  # ids of the workers with a buffered push
         self._oldest_base = 0
         self._oldest_base_at: int | None = None  # version at which _oldest_base was computed
 

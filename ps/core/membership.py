@@ -122,7 +122,7 @@ class Lease:
     peer: str
     last_seen: float
     connected: bool = True
-    suspected: bool = False  # True if it is silent for longer than usual for this worker
+    suspected: bool = False  # True if the worker is silent for longer than its usual pauses
     arrivals: RtoEstimator = dataclasses.field(
         default_factory=lambda: RtoEstimator(NEVER_SECONDS, NEVER_SECONDS)
     )
@@ -220,7 +220,7 @@ class Coordinator:
         if isinstance(event, WorkerAlive):
             self.seen(event.worker, now)
             known.arrivals.record_beat(now)
-        elif known.incarnation == event.incarnation:  # ignore an earlier process
+        elif known.incarnation == event.incarnation:  # else the stream of an earlier process broke
             known.connected = False
 
     def leave(self, worker: int, incarnation: int) -> Iterator[Change]:
@@ -354,7 +354,7 @@ class FollowerMembership:
         self.num_left = 0
         self.num_returned = 0
         self._live: tuple[int, ...] = ()
-        self._named: dict[int, int] = {}  # live worker -> incarnation in the newest epoch
+        self._named: dict[int, int] = {}  # live worker -> its incarnation in the newest epoch
         self._claims: dict[int, IncarnationClaim] = {}
         # Live worker -> time of its newest message, or of the newest report of its silence.
         self._last_seen: dict[int, float] = {}
@@ -387,7 +387,7 @@ class FollowerMembership:
         """Record a worker's heartbeat, or excuse all workers after a stop of this process."""
         if isinstance(event, WorkerAlive):
             self.seen(event.worker, now)
-        elif isinstance(event, ProcessStalled):  # no message could arrive while it was stopped
+        elif isinstance(event, ProcessStalled):  # a stopped process receives no messages
             for worker, when in self._last_seen.items():
                 self._last_seen[worker] = min(now, when + event.seconds)
 

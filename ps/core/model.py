@@ -100,7 +100,7 @@ class ShardModel:
         self._backups = BackupWeights()
         self.freezer = Freezer()
         self._counts = dict.fromkeys(_COUNTED, 0)
-        self._seen = theta.view()  # read-only view of theta for the policies
+        self._seen = theta.view()  # read-only view of the weights theta for the policies
         self._seen.flags.writeable = False
 
     def draw_noise_with(self, secret: bytes) -> None:
@@ -599,11 +599,11 @@ class CollectiveShardModel(ShardModel):
         clock: BatchClock | None = None,
     ) -> None:
         """Start at version 0, with the same arguments as ShardModel."""
-        # The optimizers on the workers step. The default server optimizer needs no state on the
+        # The workers' own optimizers step. The default server optimizer needs no state on the
         # shard.
         idle = dataclasses.replace(method, server=OptimizerUpdate())
         super().__init__(idle, theta, kernels, budget, schedule, spec, loss_scale, clock)
-        self._copied_version = 0  # version of the weights in theta
+        self._copied_version = 0  # version of the copied weights in theta
 
     def go_on_from(self, version: int, samples: int) -> None:
         """Begin a phase (a further model) of a script, with weights of the given version."""

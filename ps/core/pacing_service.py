@@ -1,4 +1,4 @@
-"""The state server of a querying pacer (ESync) on shard 0. It decides which worker pushes now."""
+"""State server of a querying pacer (ESync) on shard 0, which decides which worker pushes now."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class PacingService:
         """Start without records of the workers' speeds."""
         self._pacer = pacer if isinstance(pacer, QueryingPacer) else None
         self._records: State = {} if self._pacer is None else self._pacer.init()
-        self._last: tuple[int, State] = (0, {})  # largest number of records, and their summary
+        # Largest number of speed records so far, and the pacer's summary of these records.
+        self._last: tuple[int, State] = (0, {})
 
     def report(
         self, query: events.Query, members: Sequence[int], over: bool, now: float
@@ -31,7 +32,7 @@ class PacingService:
         Args:
             query: Query of the worker: whether to push now or take another local step.
             members: Ids of the live workers in the worker's group.
-            over: True if the run is ending. The worker must then push.
+            over: True if the run is ending. The answer to every worker is then to push.
             now: Current time of this shard's clock, in seconds.
 
         Returns:

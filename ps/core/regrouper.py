@@ -57,12 +57,12 @@ class RegroupPlanner:
             nb_workers: Number of workers in the run.
         """
         self._auto, self._nb_workers = auto, nb_workers
-        self._replied_at: dict[int, float] = {}  # worker -> time of its reply, while it computes
-        self._paces: dict[int, collections.deque[float]] = {}  # worker -> seconds per sample
+        self._replied_at: dict[int, float] = {}  # computing worker -> time of the reply to it
+        self._paces: dict[int, collections.deque[float]] = {}  # worker -> newest seconds per sample
         self._look_at = 0.0  # time of the next comparison of the workers' speeds
         # Newest proposed groups, and number of consecutive comparisons that proposed them.
         self._proposed: tuple[Groups, int] = ((), 0)
-        self._target: Groups | None = None  # groups to form when no worker is computing
+        self._target: Groups | None = None  # planned groups, formed when no worker computes
         self.formed: events.GroupAssignment | None = None
         self.num_formed = 0
         self.speeds_found: Mapping[int, float] = {}

@@ -35,7 +35,7 @@ class _Record:
 
     Args:
         name: Name of the dataclass in the files.
-        kind: The dataclass itself.
+        kind: Class object of the dataclass.
         fields: Names in the files of all fields that take part in comparisons, separated by spaces.
             ``old=new`` means that the field ``old`` in the files is the attribute ``new``.
     """

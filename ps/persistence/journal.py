@@ -46,8 +46,8 @@ _MAGIC = b"TWJRNL6\n"
 _READABLE = (b"TWJRNL4\n", b"TWJRNL5\n", _MAGIC)
 _NAME = re.compile(r"journal-(\d{6,})\.bin")
 _MARK_NAME = "reached.bin"
-_VALUES = struct.Struct("<QQ")  # generation, version
-_CHECKSUM = struct.Struct("<I")  # CRC-32 of the values
+_VALUES = struct.Struct("<QQ")  # generation of the shard, version of its weights
+_CHECKSUM = struct.Struct("<I")  # CRC-32 of generation and version
 
 
 class JournalFailed(Exception):

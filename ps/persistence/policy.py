@@ -42,7 +42,7 @@ class JournalPolicy:
     Args:
         run: Settings of the run.
         choice: Value of the flag --journal: "auto", "on" or "off".
-        saved: Files of the shard.
+        saved: Saved files of the shard: checkpoints and journals.
         coder: Coder of the shard's events as journal records.
         spec: Names, shapes and dtypes of the whole model's variables.
     """

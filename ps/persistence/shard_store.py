@@ -62,7 +62,7 @@ class Saver:
         on_saved: Callable[[State], None] = lambda state: None,
         on_fenced: Callable[[Fenced], None] = lambda error: None,
     ) -> None:
-        """Create a saver without a snapshot to write.
+        """Create a saver that has no snapshot to write yet.
 
         Args:
             checkpoints: Store that the checkpoints are written to.
@@ -112,7 +112,8 @@ class Saver:
     def _take(self) -> tuple[int, State] | None:
         """Return the snapshot to write next; None if no snapshot waits, which ends the thread."""
         # `_is_writing` is cleared under the same lock under which `put` reads it. A snapshot that
-        # arrives later therefore starts a new thread. Without the lock it could wait forever.
+        # arrives later therefore starts a new thread. Without the lock, that snapshot could wait
+        # forever.
         with self._changed:
             snapshot, self._next = self._next, None
             if snapshot is None:
@@ -135,7 +136,7 @@ class SavedShard:
 
     def __init__(self, run: Run, name: str) -> None:
         self._run = run
-        self._spec = ModelSpec(())  # set by `check`
+        self._spec = ModelSpec(())  # `check` sets the spec of the run's model
         self._offer: Offer | None = None
         self._name = name
         self.folder = checkpoints_of(run.run_dir, name)

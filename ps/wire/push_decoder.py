@@ -37,7 +37,7 @@ class NonFinite(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class DecodedPush:
-    """The contents of one Push message. All checks are done, except that values may be NaN.
+    """The decoded contents of one Push message, checked except that values may be NaN or infinite.
 
     Attributes:
         blocks: Decoded blocks of the update, in the shard's coordinates.
@@ -79,7 +79,7 @@ class PushDecoder:
         groups: Sequence[Collection[int]] | None = (),
         keeps_blocks: bool = False,
     ) -> None:
-        """Store the properties that every push must fit.
+        """Store the properties of the shard and the run that every push must fit.
 
         Args:
             layout: Layout of the shard: the slices of the model that the shard holds.
@@ -128,7 +128,7 @@ class PushDecoder:
         """Return the core's event for a push that arrived in one message.
 
         Args:
-            worker: Number of the worker.
+            worker: Id of the worker that pushes.
             push: Push message of the worker.
             contents: Contents that `read` returned for the message.
             num_bytes: Size of the push's coded blocks, in bytes.
