@@ -702,7 +702,7 @@ class ShardProcess:
         """Return True if no bytes were sent to any client for `_INTERRUPTED_LINGER_SECONDS`.
 
         A client that is suspended, or whose host is lost, never leaves, so a longer wait is
-            useless.
+        useless.
 
         Args:
             since: Time since the end of the run, in seconds.

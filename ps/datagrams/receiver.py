@@ -159,11 +159,11 @@ class DatagramReceiver:
         """Process a buffer of consecutive datagrams of `size` bytes; the last may be shorter.
 
         The session of a datagram is looked up before the datagram's contents are checked, so that
-            datagrams of an unknown session cost little time.
+        datagrams of an unknown session cost little time.
 
         Returns:
             The number of useful datagrams: genuine (correctly signed) and not received before.
-                Datagrams dropped by injected losses count as useful.
+            Datagrams dropped by injected losses count as useful.
         """
         if self._losses is None:
             return self.receive_from_stream(data, size)
