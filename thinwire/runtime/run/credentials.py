@@ -23,9 +23,7 @@ class Credentials:
     `repr` hides every field of the credentials, so that no log shows a secret.
     """
 
-    certificate: bytes = dataclasses.field(
-        default=b"", repr=False
-    )  # node's certificate and chain, PEM
+    certificate: bytes = dataclasses.field(default=b"", repr=False)  # certificate chain, PEM
     key: bytes = dataclasses.field(default=b"", repr=False)  # node's private key, PEM
     authority: bytes = dataclasses.field(default=b"", repr=False)  # trusted CA's certificate, PEM
     token: bytes = dataclasses.field(default=b"", repr=False)

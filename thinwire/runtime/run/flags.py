@@ -16,7 +16,7 @@ Kind = Literal["switch", "integer", "number", "choice", "text", "list"]
 
 @dataclasses.dataclass(frozen=True)
 class FlagRule:
-    """Condition on a flag's value besides type and bounds; None (flag not given) fulfils it."""
+    """Condition on a flag's value next to type and bounds; None (flag not given) fulfils it."""
 
     holds: Callable[[Any], bool]
     sentence: str  # error message of a violated rule, which follows "--name "
