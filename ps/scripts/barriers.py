@@ -11,8 +11,8 @@ is absent (it has never connected within a time limit). An opened barrier stays 
 worker that starts late or restarts can catch up.
 
 One script may stop a fit early for all scripts. Only the script of the chief writes files. The
-    chief is the worker with the lowest id that is not lost; a worker that has finished can still be
-    the chief.
+chief is the worker with the lowest id that is not lost; a worker that has finished can still be the
+chief.
 
 The state is not saved. After a restart of the shard the scripts report again at which barrier they
 wait, which barriers they have passed, and whether they have finished.
@@ -291,7 +291,7 @@ class Barriers:
         return worker in self._scripts and now < self._gone_at(worker)
 
     def tick(self, now: float) -> list[Outcome]:
-        """Return the messages that result from deadlines that have passed."""
+        """Return the messages to scripts that result from deadlines that have passed."""
         return self._settle(now)
 
     def next_deadline(self, now: float) -> float | None:

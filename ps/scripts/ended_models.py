@@ -1,8 +1,8 @@
 """Final models of ended phases of the run, for an evaluator or worker that reaches a phase late.
 
 A phase is a period in which the run trains one model. An evaluator or a late worker gets the values
-    of variables that the run does not train now from these models: for example the variables of a
-    layer that is frozen in a later phase, or the variables of a replaced model.
+of variables that the run does not train now from these models: for example the variables of a layer
+that is frozen in a later phase, or the variables of a replaced model.
 """
 
 from __future__ import annotations

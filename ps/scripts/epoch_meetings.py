@@ -7,9 +7,9 @@ callback has set ``stop_training`` and gets the number of epochs after which the
 scripts.
 
 There are two kinds of meetings. Workers that step together in rounds wait: the shard answers when
-    every script of the run has arrived, so all scripts get the same values. Workers that step
-    without rounds do not wait: the answer is the sum of the newest reports of all scripts, and an
-    early end of the fit takes effect after the current epoch of the fastest script.
+every script of the run has arrived, so all scripts get the same values. Workers that step without
+rounds do not wait: the answer is the sum of the newest reports of all scripts, and an early end of
+the fit takes effect after the current epoch of the fastest script.
 
 A meeting does not wait for a script that is lost, for a script that is behind by a whole epoch
 (after a restart), or for a script whose worker waits in a round for the push of another worker.
@@ -172,7 +172,7 @@ class EpochMeetings:
         self._moved_at += seconds
 
     def tick(self, now: float, version: int) -> list[MeetingOutcome]:
-        """Return the answers that result from deadlines that have passed.
+        """Return the messages to scripts that result from deadlines that have passed.
 
         Args:
             now: Current time in seconds of the shard's clock.

@@ -281,7 +281,7 @@ class Evaluations:
             self._alone_since += seconds
 
     def tick(self, now: float, version: int) -> list[Notice]:
-        """Return the messages that result from deadlines that have passed.
+        """Return the messages to scripts and evaluators that result from passed deadlines.
 
         Args:
             now: Current time in seconds of the shard's clock.

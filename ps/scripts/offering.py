@@ -47,8 +47,7 @@ if TYPE_CHECKING:
 #: Seconds for which the shard holds the stream of a client that it cannot serve yet. Then the
 #: client must retry, which shows that the client still runs.
 _HELD_SECONDS = 5.0
-#: Seconds in which a worker must at least be allowed to send its offer, or the next chunk of the
-#: offer.
+#: Shortest time limit, in seconds, for a worker to send its offer or the next chunk of its offer.
 _SILENCE_SECONDS = 10.0
 #: Delay before a client retries, in seconds, sent with REASON_STARTING. The client retries as long
 #: as this PS answers.
@@ -367,7 +366,7 @@ class NobodyAdmitted(Exception):
 
 
 class OtherWeights(Exception):
-    """The offered initial weights differ from shard 0's, which another worker has offered."""
+    """The offer has other weights than shard 0, which got its weights from another worker."""
 
 
 class OfferReader:

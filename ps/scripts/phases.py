@@ -23,7 +23,8 @@ class NextPhase:
 
     Args:
         make: Creates the stage (`OfferStage`) of a phase.
-        is_agreed: Returns True if this shard knows that all scripts have agreed on a phase.
+        is_agreed: Called with a phase number; returns True if all scripts have agreed on that
+            phase.
     """
 
     def __init__(self, make: Callable[[int], OfferStage], is_agreed: Callable[[int], bool]) -> None:
