@@ -1,4 +1,4 @@
-"""Sums up a script's own assignments to shared variables that local optimizers also step.
+"""Sums up a script's own assignments to shared variables that optimizers on the worker step, too.
 
 If optimizers step on the worker, the weights alone do not show whether a change came from a step
 or from the script. So calls of `keras.Variable.assign` are recorded, eagerly and within a graph:
@@ -24,7 +24,7 @@ class Assignments:
     """Sum of the changes that assignments made to each variable, until `take` returns the sum."""
 
     def __init__(self) -> None:
-        self._sums: dict[int, Any] = {}  # id of a variable -> sum of its changes, float32
+        self._sums: dict[int, Any] = {}  # id of a variable -> float32 sum of the script's changes
         # Create the flag before any step is traced: TensorFlow traces a step a second time if the
         # step creates a variable.
         with tf.init_scope():
@@ -47,7 +47,8 @@ class Assignments:
                 self._sums[id(variable)] = _new_sum(variable)
         change = tf.cast(variable.value, tf.float32) - tf.cast(before, tf.float32)
         total = self._sums[id(variable)].assign_add(change)
-        with tf.control_dependencies([total]):  # set the flag only after the sum
+        # Set the flag only after the sum has changed, so that a reader of the flag sees the sum.
+        with tf.control_dependencies([total]):
             self._flag.assign(True)
 
     def take(self, variables: Sequence[Any]) -> Float32 | None:
@@ -72,7 +73,7 @@ class Assignments:
         return flat if flat.any() else None
 
     def clear(self) -> None:
-        """Set the sums of all variables to zero."""
+        """Set the sums of the changes of all variables to zero."""
         for total in self._sums.values():
             total.assign(tf.zeros_like(total))
         self._flag.assign(False)

@@ -1,8 +1,8 @@
-"""Callbacks that add the costs of a run to the logs of `fit`; exported as `thinwire.callbacks`.
+"""Callbacks that log a run's traffic and staleness in `fit`; exported as `thinwire.callbacks`.
 
 Put these callbacks before callbacks that read the logs, for example CSVLogger and TensorBoard.
-Keras' History has the added keys even if it comes before these callbacks. If the model trains
-alone, `Traffic` and `Staleness` log zeros.
+Keras' History has the added keys even if it comes before these callbacks in the list. If the model
+trains alone, `Traffic` and `Staleness` log zeros.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Traffic(keras.callbacks.Callback):
 
 
 class Staleness(keras.callbacks.Callback):
-    """Logs the staleness of this worker's updates: updates merged since the worker's last pull.
+    """Logs the staleness of this worker's updates: how many updates the PS merged since its pull.
 
     ``staleness`` is the mean over the epoch's exchanges, ``staleness_max`` the maximum. The unit
     is updates. Staleness is 0 if all workers exchange in the same round.

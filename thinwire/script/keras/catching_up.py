@@ -1,8 +1,8 @@
 """Catching up after a restart: a restarted script skips the fits that the run has completed.
 
-A phase is a part of the run that trains one model. The shards keep the final weights of each
-completed phase. For a skipped fit the script loads the final weights of the fit's model from the
-shards.
+A phase is a part of the run in which the model and its optimizers stay the same. The shards keep
+the final weights of each completed phase. For a skipped fit the script loads the final weights of
+the fit's model from the shards.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class CatchUp:
 
     def __init__(self) -> None:
         self.is_behind = False
-        # Paths of the current model's variables that this process does not have the values of,
-        # because the fit that trained the variables was skipped.
+        # Paths of the current model's variables that a skipped fit trained. This process does not
+        # have the trained values of these variables.
         self._passed_over: set[str] = set()
         # id -> variable of an earlier model of the script that a skipped fit trained. This process
         # does not have the variable's trained value.
@@ -50,8 +50,9 @@ class CatchUp:
         """Join the run, unless the run is in a later phase than this script.
 
         Args:
-            session: Session of the current phase.
-            phase: Newest phase that this script may be in; None if it has been in no phase.
+            session: This script's session with the servers.
+            phase: Number of the newest phase that this script may be in; None if the script has
+                not been in any phase.
 
         Returns:
             The result of `Session.open`; False if the run is in a later phase than this script.
@@ -59,7 +60,8 @@ class CatchUp:
         Raises:
             ConfigurationError: A skipped fit trained variables that the workers of the run do not
                 share any more.
-            LeftBehind: As ConfigurationError, but the launcher has restarted this worker.
+            LeftBehind: A skipped fit trained variables that the workers of the run do not share any
+                more, and the launcher has restarted this worker.
             RequestRejected: A shard rejected the worker for a reason other than its phase.
         """
         try:
@@ -131,7 +133,7 @@ class CatchUp:
                 self._stateless.pop((id(optimizer), id(variable)), None)
 
     def check_states(self, session: Session, optimizers: Iterable[Any]) -> None:
-        """Reject optimizers if this process does not have their slots, before they are offered.
+        """Reject optimizers if this process lacks their slots (moments), before an offer to the PS.
 
         Args:
             session: Session of the phase that is about to begin.

@@ -33,7 +33,7 @@ class CentralAccess:
 
     @property
     def writes_files(self) -> bool:
-        """True if this worker writes the files that the scripts of all workers would write."""
+        """True if this worker writes the script's files; only one worker of a run writes them."""
         settings = self._member.settings
         if settings is None or not self._member.is_offered:
             return True
@@ -41,7 +41,7 @@ class CentralAccess:
 
     @contextlib.contextmanager
     def saving(self, is_own: bool) -> Iterator[bool]:
-        """Load the shards' state into the model for a save; `SavingWorker.saving` has details."""
+        """Load the shards' state into the model for saving; implements `SavingWorker.saving`."""
         member, writes = self._member, self.writes_files
         with self.lent() if writes or is_own else contextlib.nullcontext():
             yield writes or is_own
@@ -144,8 +144,9 @@ class CentralAccess:
                 step.assign_streak(state.scale_streak)
             if rate is None:
                 continue
-            # A callback may set the rate after the last push. The fetched state would overwrite
-            # this rate before the next push reports it, so the rate is assigned again.
+            # A callback may set the learning rate after the last push. The fetched optimizer state
+            # would overwrite this rate before the next push reports it to the PS, so the rate is
+            # assigned again.
             was_set = rate != np.float32(step.known_rate)
             step.known_rate = float(step.rate.numpy())
             if was_set:

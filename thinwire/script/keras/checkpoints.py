@@ -44,7 +44,7 @@ def write_checkpoints_once(
     """Let only one worker of the run write TensorFlow's checkpoints.
 
     Args:
-        workers: Returns the workers of this process, the newest last.
+        workers: Returns the workers of the models in this process, the newest last.
         writes: Returns True if this process writes the checkpoints that contain neither a model
             nor an optimizer of a worker.
     """
@@ -80,8 +80,9 @@ def _once(alone: Callable[..., Any]) -> Callable[..., Any]:
             callbacks = None if options is None else options.experimental_write_callbacks
             with _silent():
                 for callback in callbacks or ():
-                    # Only a manager's callback runs without a file: the manager counts its
-                    # checkpoints in this callback. A callback of the script may read the file.
+                    # If no file is written, only the callback of a `CheckpointManager` is called,
+                    # because it counts the manager's checkpoints. A callback of the script is not
+                    # called, because it may read the file.
                     if callback.__module__.startswith("tensorflow."):
                         callback(path)
             return path

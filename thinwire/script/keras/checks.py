@@ -1,4 +1,4 @@
-"""Rejects models and optimizers that cannot be trained in a distributed run, before it starts."""
+"""Rejects models and optimizers that cannot be trained in a run, before the run starts."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def check_optimizer(optimizer: Any, method: Method, takes_momentum: bool) -> Non
     optimizer.
 
     Args:
-        optimizer: Compiled optimizer.
+        optimizer: Optimizer that the script has compiled its model with.
         method: Training method of the run.
         takes_momentum: True if the method applies the optimizer's momentum itself.
 

@@ -40,7 +40,7 @@ class RunClock:
         self._optimizer = optimizer
         self.count = int(optimizer._iterations)
         self.variable, self.own = self._new_variable(), self._new_variable()
-        self._read_at = self._new_variable()  # no graph assigns to this variable
+        self._read_at = self._new_variable()  # only `read` assigns to this variable
 
     def _new_variable(self) -> keras.Variable:
         """Create a variable in another thread, outside of the TensorFlow trace in progress.
@@ -59,7 +59,7 @@ class RunClock:
             ).result()
 
     def go_on(self, count: int) -> None:
-        """Set the run's batch count for the schedule; must be called outside of any step."""
+        """Set the run's batch count for the schedule; must be called outside of any train_step."""
         self.count = count
         self.variable.assign(count)
         self.own.assign(int(self._optimizer._iterations))

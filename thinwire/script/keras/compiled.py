@@ -29,7 +29,7 @@ def describe_compiled(
 
     Args:
         model: Keras model, or one of the models that a loop trains.
-        plan: Optimizers of the script and the variables they step.
+        plan: Optimizers of the script and the variables that each optimizer steps.
         offer: Description of the model that this worker sends to the PS.
         batch_size: Batch size that the script gives to fit, in rows; None if unknown.
     """

@@ -17,7 +17,7 @@ import tensorflow as tf
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.place import WorkerPlace
 
-#: Words in the text of an error. A model that requires a fixed number of rows may have caused it.
+#: Words in the text of an error that a model with a required number of rows may have caused.
 _OF_ROWS = re.compile(r"shape|rank|dimension|size|batch", re.IGNORECASE)
 #: Matches a ConfigurationError of Thinwire that was raised while TensorFlow was reading the data.
 _REFUSED = re.compile(rf"{ConfigurationError.__name__}: ([^\n]*)")
@@ -38,7 +38,7 @@ _TARGETS = re.compile(
 
 @contextlib.contextmanager
 def refusing_unfit(model: Any) -> Iterator[None]:
-    """Replace an error of Keras or TensorFlow by a clear one if the data does not fit the model.
+    """Replace an error of Keras or TensorFlow by a clear error if the data does not fit a model.
 
     Args:
         model: Keras model.

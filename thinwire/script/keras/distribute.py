@@ -129,7 +129,7 @@ class _Call:
 def _distribute_model(
     model: Any, args: Any, num_train: int | None, settings: Mapping[str, Any]
 ) -> None:
-    """Give a model its session; patch its `fit` for a worker, an evaluator or a measurement."""
+    """Give a model its session, and patch its `fit` to train, to evaluate or to measure."""
     check_model(model)
     launched = read_settings_file(os.environ)
     is_alone = source_of(args, settings) is None

@@ -10,7 +10,8 @@ class EarlyStop:
     """Agrees with the other scripts on an early end of a `fit`, and ends this script's `fit`.
 
     Attributes:
-        epoch: Number of the current epoch, from Keras' initial_epoch.
+        epoch: Number of the current epoch. The first epoch of a `fit` has the number
+            `initial_epoch`.
     """
 
     def __init__(self, member: RunMember) -> None:
@@ -25,7 +26,7 @@ class EarlyStop:
         self.epoch, self._after = 0, None
 
     def begin_epoch(self, epoch: int) -> None:
-        """Set the current epoch; end `fit` if all scripts end it before this epoch.
+        """Set the current epoch; end `fit` if the scripts have agreed to end it before this epoch.
 
         Args:
             epoch: Number of the epoch, as Keras counts epochs.
@@ -66,7 +67,10 @@ class EarlyStop:
                 member.barriers.stop_fit(0)
 
     def stop(self, after: int) -> None:
-        """End this `fit` after `after` epochs, because another script stopped (any thread)."""
+        """End this `fit` after `after` epochs, because another script stopped its `fit`.
+
+        Any thread may call this method.
+        """
         self._after = after
         if self._member.in_fit and self.epoch >= after:
             self._stop_training()

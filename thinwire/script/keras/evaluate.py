@@ -39,7 +39,7 @@ from thinwire.worker.temporary import remove_temporary
 if TYPE_CHECKING:
     from thinwire.runtime.run.settings import Run
 
-#: Fraction of one processor's time that unrequested evaluations may use.
+#: Fraction of one processor's time that evaluations without a worker's request may use.
 _SHARE = 0.05
 #: Pause after the first evaluation, in seconds. Tracing takes most of the first evaluation's time,
 #: so the time of the first evaluation does not predict the time of the next evaluation.

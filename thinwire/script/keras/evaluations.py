@@ -1,4 +1,4 @@
-"""Evaluations of a distributed `fit`: the evaluator of the Supervisor computes the metrics."""
+"""Evaluations in a distributed `fit`: the Supervisor's evaluator or one worker evaluates."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FitEvaluations:
         self._member = member
         self._central = central
         self._states = OwnStates()
-        self._by_script = False  # True if an evaluation depends on state of a worker's process
+        self._by_script = False  # True if only a worker has the state that an evaluation reads
 
     def begin_fit(self, arguments: dict[str, Any]) -> None:
         """Find out whether a `fit` evaluates, and whether a worker must evaluate.
@@ -62,7 +62,7 @@ class FitEvaluations:
         """
         is_given = arguments.get("validation_data") is not None
         self.validates = is_given or bool(arguments.get("validation_split"))
-        self._by_script = (  # stays True: a later fit still has the changes of earlier callbacks
+        self._by_script = (  # stays True: changes by callbacks persist in later fits
             self._by_script
             or any(map(_is_of_script, listed(arguments.get("callbacks"))))
             or reads_optimizer(self._member.model)
@@ -93,11 +93,10 @@ class FitEvaluations:
         """Return the metrics of the validation data at the end of an epoch.
 
         One process evaluates the run's weights, and all workers wait for its metrics. Usually the
-        Supervisor's evaluator evaluates. The evaluator runs no callbacks and does not train, so it
-        does not have values that callbacks or training change outside of the run's weights. If a
-        script may change values outside of the run's weights, a worker evaluates, with its
-        callbacks. If no process can evaluate, no metrics are returned. If the run has ended,
-        this worker evaluates its own weights.
+        Supervisor's evaluator evaluates. The evaluator runs no callbacks and does not train, so of
+        all changes it gets only the run's weights. If callbacks or training may change values other
+        than the run's weights, a worker evaluates, with its callbacks. If no process can evaluate,
+        no metrics are returned. If the run has ended, this worker evaluates its own weights.
 
         Args:
             epoch: Number of the epoch, as Keras counts epochs.
@@ -161,7 +160,7 @@ class FitEvaluations:
     def report_history(self, history: Any) -> None:
         """Report the Keras History that `fit` has returned to shard 0, for the evaluator."""
         member = self._member
-        # A fit that the script overrides may return another type, which is not reported.
+        # If the script overrides `fit`, the result may be no History. It is not reported then.
         is_known = isinstance(history, keras.callbacks.History)
         if member.barriers is not None and not member.stopped and is_known:
             member.barriers.end_fit(describe_history(history))

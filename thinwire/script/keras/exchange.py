@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class StepExchange:
-    """Pushes and pulls in each step of one model.
+    """Pushes gradients or weights of one model, and pulls new weights, in each training step.
 
     Attributes:
         last: Result of the newest step; None before the first step.
@@ -96,7 +96,7 @@ class StepExchange:
         return self._failure is not None
 
     def raise_failure(self) -> None:
-        """Raise the stored error of an exchange, which TensorFlow hides; do nothing without one."""
+        """Raise the stored error of an exchange, which TensorFlow hides, if an error is stored."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -172,8 +172,8 @@ class StepExchange:
                         for number, row_numbers in zip(sparse, touched, strict=True)
                     },
                 )
-                # A session that uses the values after this call needs a copy of them: `values` is
-                # a view, and TensorFlow may reuse its memory when the call returns.
+                # `values` is a view of TensorFlow's memory, and TensorFlow may reuse this memory
+                # when the call returns. So a session that uses the values later needs a copy.
                 pushed = np.array(values) if session.keeps_values else values
                 rows = int(rows)
                 mean_loss = float(loss[0]) if len(loss) else None

@@ -58,7 +58,7 @@ class FitCallback(keras.callbacks.Callback):
             self._session.central.refresh_averages()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Raise an error of the last batch; push empty updates in rounds without own rows."""
+        """Raise an error of the last batch; push empty updates if other workers have more rows."""
         del epoch, logs
         self._session.fits.end_steps()
         if self._swaps_at_end:
@@ -79,7 +79,7 @@ class EpochEnd(keras.callbacks.Callback):
         self._session = session
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """End `fit` after the same epoch as the other scripts."""
+        """End `fit` after the same epoch as the scripts of the other workers."""
         del epoch, logs
         self._session.fits.end_epoch()
 
@@ -91,7 +91,7 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
 
     Args:
         model: Keras model.
-        session: Session of the model.
+        session: Session of the model (``model.thinwire``).
     """
     alone, evaluate_alone, train_step = model.fit, model.evaluate, model.train_step
     signature = _signature(alone)

@@ -30,7 +30,8 @@ class FitBarriers:
     its optimizers stay the same.
 
     Attributes:
-        on_stop: The argument `on_stop`; it changes when the script trains another model.
+        on_stop: Function that ends the `fit` of the model that the script trains now; at first the
+            argument `on_stop`.
         where: Point of the current `fit` at which the next phase may begin: "begin" (before the
             first step) or "left" (after the last callback).
 
@@ -76,7 +77,7 @@ class FitBarriers:
 
     @property
     def phase(self) -> int:
-        """Number of the phase that may begin at `where`: 2n before `fit` n, 2n + 1 after it."""
+        """Number of the phase that may begin now: 2n before the n-th `fit`, 2n + 1 after it."""
         return 2 * self._num_fits + (self.where == "left")
 
     def wait(self, where: str, changes: bool = False) -> Opening | RunHalted:
@@ -168,7 +169,7 @@ class FitBarriers:
     def answer(
         self, epoch: int, versions: Sequence[int], metrics: Mapping[str, Any]
     ) -> pb.Evaluated | RunHalted:
-        """Report metrics that shard 0 has requested from this script, for all scripts.
+        """Report metrics that shard 0 has requested from this script and sends to all scripts.
 
         Args:
             epoch: Number of the epoch, as Keras counts epochs.
@@ -204,7 +205,7 @@ class FitBarriers:
             states: Amounts that the epoch has added to the training metrics of this script.
 
         Returns:
-            An answer with the sums over all scripts; a RunHalted if the run has ended.
+            Answer of shard 0 with the sums over all scripts; a RunHalted if the run has ended.
 
         Raises:
             Unreachable, RequestRejected, InterruptedError: The exchange failed, as in `wait`.
@@ -219,8 +220,8 @@ class FitBarriers:
             stops: True if a callback of this script has set `model.stop_training`.
 
         Returns:
-            An answer with the number of epochs after which the `fit` ends; a RunHalted if the run
-            has ended.
+            Answer of shard 0 with the number of epochs after which the `fit` ends; a RunHalted if
+            the run has ended.
 
         Raises:
             Unreachable, RequestRejected, InterruptedError: The exchange failed, as in `wait`.

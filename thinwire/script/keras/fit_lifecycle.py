@@ -81,12 +81,12 @@ class FitLifecycle:
         self._evaluations, self._stop, self._metrics = evaluations, stop, metrics
         self._row_sums = row_sums
         self._part = _EpochPart.AFTER_STEPS
-        self._to_sit_out = 0  # rounds of this epoch in which this worker has no training rows
+        self._to_sit_out = 0  # number of rounds of this epoch in which this worker has no rows
         # Number of epochs in the current round of local steps, including the current epoch.
         self._epochs_of_round = 0
-        self._num_batches = 0  # batches begun in this `fit`
+        self._num_batches = 0  # number of batches begun in this `fit`
         self._came_late = False  # True if the run had ended before this `fit`
-        self._has_slots = False  # True if the optimizers have the PS's optimizer state
+        self._has_slots = False  # True if the script's optimizers have the PS's state
         self._is_final = False  # True if the final state of the run has been requested
 
     @contextlib.contextmanager
@@ -136,7 +136,7 @@ class FitLifecycle:
             self._row_sums.end_fit()
 
     def begin(self) -> None:
-        """Join the run before the first step; or let that step join, if only it shows the model."""
+        """Join the run before the first step of `fit`, or let the first step join the run."""
         member = self._member
         if member.settings is not None and member.settings.run.nb_workers > 1:
             self._metrics.begin_fit()
@@ -150,7 +150,7 @@ class FitLifecycle:
             )
 
     def begin_batch(self) -> None:
-        """Count a batch of Keras (several if steps_per_execution > 1); raise an earlier error."""
+        """Count a call of Keras' on_train_batch_begin; raise the error of an earlier batch."""
         self._exchange.raise_failure()
         if self._part is _EpochPart.BEFORE_STEPS:
             self._begin_steps()

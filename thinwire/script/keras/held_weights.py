@@ -1,4 +1,4 @@
-"""Finds weights that a script has set itself: compares a model's weights with the last pull."""
+"""Finds weights that a script has set: compares a model's weights with the pulled weights."""
 
 from __future__ import annotations
 

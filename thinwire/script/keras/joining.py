@@ -35,7 +35,7 @@ class Joining:
     Args:
         member: The model's membership in the run.
         optimizers: Optimizers of the script.
-        stop: Early end of the current `fit`.
+        stop: Agrees with the other scripts on an early end of a `fit`.
         num_train: Number of rows of the whole training set, as given to `distribute`; None if the
             script has not given it.
     """
@@ -51,7 +51,7 @@ class Joining:
         self._member, self._optimizers, self._stop = member, optimizers, stop
         self._num_train = num_train
         self._kept = None if member.settings is None else KeptState.of(member.settings)
-        # Step plan and shared variables of the model's newest offer to the PS; None before it.
+        # Step plan and shared variables of the model's newest offer; None before the first offer.
         self._offered: tuple[StepPlan, SharedModel] | None = None
 
     def join(self) -> None:
@@ -101,14 +101,15 @@ class Joining:
                 "fit and a loop that follows it, where no phase of the run begins; set the state "
                 "between two fits, or before the first step of the script."
             )
-        self._optimizers.forget_states()  # the loop's steps change the optimizers' states
+        self._optimizers.forget_states()  # steps of the loop change the recorded states
         before, set_here = session.weights.copy(), set_by_script(session)
         self.join()
         if member.barriers is not None:
             member.take_end(member.barriers.begin_loop())
         change = session.weights - before
         if set_here is not None:
-            # `shared.assign` counts as an assignment by the script, so the next step sends it.
+            # `shared.assign` counts as an assignment by the script, so the next step sends the
+            # script's change to the PS.
             session.shared.assign(set_here + change)
         return change if change.any() else None
 

@@ -172,7 +172,7 @@ class LoopSteps:
 
     @staticmethod
     def _check(step: ExchangeStep, known: dict[ExchangeStep, PlannedStep]) -> None:
-        """Reject an unbuilt optimizer if its variables are unknown, or may be another one's."""
+        """Reject an optimizer if its variables cannot be known before its first step."""
         variables = {id(v) for v in known[step].variables}
         unbuilt = [other for other in known if other is not step and not other.optimizer.built]
         shared = any(variables & {id(v) for v in known[other].variables} for other in unbuilt)

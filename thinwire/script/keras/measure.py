@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 _MOST_GRADIENTS, _MOST_GRADIENT_BYTES = 8, 1 << 31
 #: Number of first steps that are not timed, because TensorFlow compiles the graph in them.
 _WARM_STEPS = 2
-#: The measurement ends after `_STEPS` steps, or after `_MOST_SECONDS` and `_LEAST_STEPS` steps.
+#: A measurement ends after `_STEPS` steps, or after `_MOST_SECONDS` seconds if at least
+#: `_LEAST_STEPS` steps were taken.
 _STEPS, _MOST_SECONDS = 30, 10.0
 _LEAST_STEPS = _WARM_STEPS + 2
 #: Arguments of `fit` that are dropped while steps are measured.

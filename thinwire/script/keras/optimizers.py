@@ -81,7 +81,7 @@ class ScriptOptimizers:
         self.stepping: list[ExchangeStep] = []
         self.sequence: list[int] = []
         self._member, self._owner, self._settings_for = member, owner, settings_for
-        # id of an optimizer, of this or an earlier phase -> its replacement.
+        # id of an optimizer that steps or has stepped in the run -> its replacement.
         self._stand_ins: dict[int, ExchangeStep] = {}
         # Replacement of an optimizer with a schedule -> batch count that the schedule is read at.
         self._clocks: dict[ExchangeStep, RunClock] = {}
@@ -120,7 +120,8 @@ class ScriptOptimizers:
         if not member.is_offered:
             member.settings = self._settings_for(optimizer)
         self.compiled = self.stand_in(optimizer)
-        if member.session is not None and not member.is_offered:  # no offer sets `stepping`
+        # If flags define the server's model, `take` is never called to set `stepping`.
+        if member.session is not None and not member.is_offered:
             self.stepping = [self.compiled]
 
     def build_compiled(self) -> None:
@@ -242,7 +243,7 @@ class ScriptOptimizers:
         ]
 
     def _is_run_s(self, step: ExchangeStep, variable: Any) -> bool:
-        """Return True if the PS or a codec, not the optimizer, has the value of a variable."""
+        """Return True if the PS or a codec holds the valid value of an optimizer's variable."""
         if not self._member.takes_weights:
             return True
         is_count = variable is step.inner._iterations

@@ -1,4 +1,4 @@
-"""A custom training loop of a script, or a loop of train_on_batch: joining, errors, refreshing."""
+"""A custom training loop of a script, or a loop of calls of train_on_batch, in a run."""
 
 from __future__ import annotations
 

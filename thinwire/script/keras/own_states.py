@@ -39,7 +39,7 @@ class OwnStates:
 
     @property
     def has_begun(self) -> bool:
-        """True if the first value of any variable is recorded."""
+        """True if the values of unshared variables have been recorded."""
         return bool(self._first)
 
     def begin(self, model: keras.Model, shared: Iterable[Any]) -> None:

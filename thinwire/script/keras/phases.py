@@ -84,7 +84,9 @@ class Phases:
                 self._joining.join()
             else:
                 self._joining.join_by_flags()
-            if member.in_fit:  # wait: early workers would take the first rounds without the others
+            # Without this wait the workers that join first would take the first rounds of a `fit`
+            # without the workers that join later.
+            if member.in_fit:
                 member.wait_for_others("begin-joined")
             self._evaluations.report_fit()
 

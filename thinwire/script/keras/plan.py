@@ -21,7 +21,8 @@ from absl import logging
 from thinwire.ops.methods.method import Method
 from thinwire.ops.types import ConfigurationError
 
-Pairs = Sequence[tuple[Any, Any]]  # (gradient or None, variable)
+#: Arguments of an optimizer's call: pairs (gradient, variable). A gradient may be None.
+Pairs = Sequence[tuple[Any, Any]]
 
 #: Guards TensorFlow's setting run_functions_eagerly, which all threads of the process share.
 _RUNS_EAGERLY = threading.RLock()
@@ -79,7 +80,7 @@ class StepPlan:
 
     @property
     def without_gradient(self) -> list[Any]:
-        """The variables that get no gradient from any optimizer."""
+        """The variables for which no optimizer gets a gradient."""
         moved = {
             id(v)
             for step in self.steps

@@ -202,7 +202,7 @@ def _watch_noise() -> None:
 
 
 def _repeating(alone: Callable[..., Any], is_by_shape: bool) -> Callable[..., Any]:
-    first_name = next(iter(inspect.signature(alone).parameters))  # used if it is given by keyword
+    first_name = next(iter(inspect.signature(alone).parameters))  # its name in a call by keyword
 
     @functools.wraps(alone)
     def draw(*others: Any, **keywords: Any) -> Any:

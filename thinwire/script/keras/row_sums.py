@@ -80,7 +80,7 @@ class _Part:
 
 
 class RowSums:
-    """Scales the sums over rows in the loss of one model, while `fit` divides its batches.
+    """Scales the sums over rows in the loss of one model, while workers divide `fit`'s batches.
 
     Args:
         member: The model's membership in the run.
@@ -427,7 +427,7 @@ def _added_losses(model: Any) -> list[Any]:
 
 
 def _is_at_hand(data: Any) -> bool:
-    """Return True if a mini-batch can be used now: it is eager, or of the graph in progress."""
+    """Return True if a mini-batch's tensors are eager or belong to the graph in progress."""
     if tf.executing_eagerly():
         return True
     graph = tf.compat.v1.get_default_graph()

@@ -169,7 +169,7 @@ class RunMember:
         """Join the run, or join it again, and load the server's weights into the model."""
         with self.lock:
             session = self.joined
-            if session.part.closing.is_set():  # `fit` was interrupted
+            if session.part.closing.is_set():  # a signal interrupted `fit`
                 session.close("interrupted")
                 session.renew()
             phase = None if self.barriers is None else self.barriers.phase

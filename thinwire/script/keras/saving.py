@@ -18,7 +18,7 @@ _OF_FOLDERS = ("export",)
 
 
 class SavingWorker(Protocol):
-    """Interface of a model's worker that saving needs."""
+    """Interface of the worker that saves a model."""
 
     def saving(self, is_own: bool) -> contextlib.AbstractContextManager[bool]:
         """Load the run's state into the model; yield True if this worker writes the file.
@@ -70,7 +70,7 @@ def _whole(alone: Callable[..., Any]) -> Callable[..., Any]:
         target = os.path.dirname(os.path.abspath(path))
         with tempfile.TemporaryDirectory(prefix=".saving-", dir=target) as folder:
             result = alone(os.path.join(folder, os.path.basename(path)), True, *args, **keywords)
-            for file in sorted(os.listdir(folder)):  # Keras may split weights into files
+            for file in sorted(os.listdir(folder)):  # Keras may save weights in several files
                 os.replace(os.path.join(folder, file), os.path.join(target, file))
         return result
 
@@ -78,7 +78,7 @@ def _whole(alone: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _local_path(filepath: Any) -> str:
-    """Return the path as a string if its local folder exists; else an empty string."""
+    """Return a path as a string if it is in an existing local folder; else an empty string."""
     if not isinstance(filepath, str | os.PathLike):
         return ""
     path = os.fspath(filepath)

@@ -50,7 +50,7 @@ class ModelSession(LeavesOnExit):
 
     Attributes:
         calls: id of a distributed model or optimizer -> arguments of its `thinwire.distribute`.
-        call: Call of a train_step in progress, or all steps of a loop: rows, loss, optimizers.
+        call: Data of the train_step in progress, or of all steps of a loop: rows, loss, optimizers.
         central: Loads the shards' weights and optimizer state, for callbacks and saved files.
         evaluations: Evaluations of the validation data within the model's `fit`.
         fits: Begin and end of the model's calls of `fit`.
@@ -273,7 +273,7 @@ class ModelSession(LeavesOnExit):
             self._loop_steps.name_other(optimizer, variables)
 
     def assignments_to(self, variable: Any) -> Assignments | None:
-        """Return the record for the script's assignments to a variable; None if not recorded."""
+        """Return the record of a script's assignments to a variable; None if there is no record."""
         member = self._member
         is_training = member.is_training and not self._phases.begins_with_step
         self._optimizers.check_assignment(variable, is_training)
@@ -281,7 +281,8 @@ class ModelSession(LeavesOnExit):
             return None
         run = member.own_settings.run
         steps_each_time = run.method.steps_on_workers and not run.method.takes_local_steps
-        if not (steps_each_time and takes_changes(run)):  # else weights show assignments
+        # In all other cases a comparison of weights finds the assignments without a record.
+        if not (steps_each_time and takes_changes(run)):
             return None
         is_trainable = any(variable is trainable for trainable in member.model.trainable_variables)
         return member.assignments if is_trainable else None
@@ -356,7 +357,7 @@ class ModelSession(LeavesOnExit):
     def exchange(
         self, step: ExchangeStep, repeats: bool, in_turn: bool, *values: Any
     ) -> tuple[Any, ...]:
-        """Exchange the values of one step, as `StepExchange.exchange` documents."""
+        """Push the values of one step and pull new weights, by `StepExchange.exchange`."""
         return self._exchange.exchange(step, repeats, in_turn, *values)
 
     def raise_failure(self) -> None:

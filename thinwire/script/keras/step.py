@@ -54,13 +54,13 @@ _WATCHERS: weakref.WeakSet[StepWatcher] = weakref.WeakSet()
 
 
 class StepWatcher(Protocol):
-    """Owner of shared variables; rejects optimizers that are not part of the run."""
+    """Owner of variables that all workers train; rejects optimizers outside of the run."""
 
     def refuse_step(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Raise ConfigurationError if an optimizer outside of the run steps a shared variable."""
 
     def assignments_to(self, variable: Any) -> Assignments | None:
-        """Return the record for the script's assignments to a variable; None if not recorded.
+        """Return the record of a script's assignments to a variable; None if there is no record.
 
         Raises:
             ConfigurationError: An assignment to the variable would be lost during training.
@@ -182,7 +182,7 @@ class StepOwner(Protocol):
 
     @property
     def call(self) -> StepCall:
-        """The train_step call in progress, or all steps of a loop: rows, loss, optimizers."""
+        """Data of the train_step in progress, or of all steps of a loop: rows, loss, optimizers."""
 
     @property
     def assignments(self) -> Assignments:
@@ -301,7 +301,7 @@ class ExchangeStep:
 
     @property
     def own_schedule(self) -> Any:
-        """The learning-rate schedule if its class is the script's own, so no PS can build it."""
+        """The learning-rate schedule if no PS can build it (a class of the script); else None."""
         return own_schedule(inner(self.optimizer))
 
     def assign_rate(self, rate: float) -> None:
@@ -472,7 +472,7 @@ class ExchangeStep:
         exchange = functools.partial(session.exchange, self, repeats, in_turn)
         try:
             answer = tf.numpy_function(exchange, values, types)
-        except tf.errors.OpError:  # in an eager step: raise the stored cause
+        except tf.errors.OpError:  # in an eager step; its cause is stored
             session.raise_failure()
             raise
         weights, means, new_rate, new_scale, counts = answer

@@ -55,7 +55,7 @@ def _without_xla(alone: Callable[..., Any]) -> Callable[..., Any]:
             # first call, so that the next call initializes the function again.
             function._created_variables = None
             function._variable_creation_config = function._no_variable_creation_config = None
-            if not function._jit_compile:  # an enclosing function has XLA: its call resets it
+            if not function._jit_compile:  # the enclosing function with XLA is reset
                 raise
         function._jit_compile = False
         logging.warning(
