@@ -153,8 +153,8 @@ def build_core(
 ) -> PsCore:
     """Return a shard's core at version 0, with a copy of the initial weights.
 
-    initials: Initial weights and limits of the shard.
-        config: Settings of the core.
+    Args:
+        initials: Initial weights and limits of the shard.
         config: Settings of the core.
         lease_seconds: Time without a message after which a worker is expelled, in seconds.
         is_last: True if no other core needs the initial weights: this core then takes the array of
