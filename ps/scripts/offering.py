@@ -366,7 +366,7 @@ class NobodyAdmitted(Exception):
 
 
 class OtherWeights(Exception):
-    """The offer has other weights than shard 0, which got its weights from another worker."""
+    """The offered initial weights differ from shard 0's, which another worker has offered."""
 
 
 class OfferReader:
