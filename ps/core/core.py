@@ -117,7 +117,7 @@ class PsCore:
         """
         before, has_started = self.state_dict(), self._lifecycle.has_started
         version, samples = self.version, self.samples
-        # Replace the attributes of this object instead of the object, because the server, the
+        # Replace all attributes of this core object but not the object, because the server, the
         # journal and the status document hold references to the object.
         for name, value in vars(other).items():
             setattr(self, name, value)
@@ -361,7 +361,7 @@ class PsCore:
         return [*gave_up, *self._offend(event.worker, event.reason, now)]
 
     def _on_failed(self, event: events.Failed, now: float) -> list[events.Action]:
-        """Expel the worker on whose event the core raised; all other workers continue.
+        """Expel the worker on whose event the core raised an exception; other workers continue.
 
         An exception of the core is a bug, which ends one worker's membership but not the run. With
         --quarantine_after the expelled worker is also quarantined.
@@ -708,7 +708,7 @@ class PsCore:
     def _withdraw(self, worker: int) -> None:
         """Drop a worker's push that waits for its round, because the worker pulls the model."""
         waiting = self._members[worker].waiting
-        # A push that was refused as too large stays, because its round counts it without its
+        # A push that was refused as too large stays, because its round counts the push without its
         # update. Every accepted push is dropped: its worker may have proceeded after another
         # shard's reply, and would then take part in different rounds on the two shards.
         if waiting is None or self._guard.has_refused(worker, waiting.step):
@@ -872,7 +872,7 @@ class PsCore:
         ]
 
     def _follow_regrouping(self) -> list[events.Action] | None:
-        """Change the groups on a shard other than 0, if all pushes for the old groups are here."""
+        """Change the groups on a following shard, if all pushes for the old groups have arrived."""
         formed = self._follower.ready(self._members.last_steps(), self._scheduler.present())
         if formed is None:
             return None
@@ -1003,7 +1003,7 @@ class PsCore:
         return {"generation": self.config.generation, **states}
 
     def snapshot(self) -> State:
-        """Return the core's durable state; another thread may read it while the core continues.
+        """Return the core's durable state for another thread that reads while the core continues.
 
         The other thread may read the arrays of the state only once.
         """

@@ -112,7 +112,11 @@ class RunLifecycle:
         return min((when for when in moments if when is not None), default=None)
 
     def start_is_due(self, now: float) -> bool:
-        """Start with the joined workers if the wait has timed out; return whether it started."""
+        """Start the run with the joined workers if the wait for all workers has timed out.
+
+        Returns:
+            True if this call has started the run.
+        """
         due = self._start_at is not None and now >= self._start_at
         if due:
             self.start()
@@ -146,7 +150,10 @@ class RunLifecycle:
         return due
 
     def takes_snapshot(self, version: int, force: bool = False) -> bool:
-        """Return whether to save this version now: it is new or `force` is set; record the save."""
+        """Return whether this version must be saved now; if so, record the version as saved.
+
+        The version must be saved if the last saved version is another one, or `force` is True.
+        """
         is_new = force or version != self._snapshot_version
         if is_new:
             self._snapshot_version = version

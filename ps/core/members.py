@@ -90,7 +90,7 @@ class Member:
         self.request, self.requested_at = OpenRequest(step, base_version), now
 
     def take_request(self, run_is_over: bool) -> OpenRequest | None:
-        """Close and return the worker's open request, or return None if it must wait longer."""
+        """Close and return the worker's open request; None if the shard may not answer it yet."""
         if not (self.may_proceed or run_is_over):
             return None
         request, self.request = self.request, None
@@ -187,7 +187,7 @@ class MemberTable:
     # -- pushes -----------------------------------------------------------------------------
 
     def buffer(self, push: events.Push) -> None:
-        """Accept a push; the push waits until this shard knows its worker as live and its epoch."""
+        """Accept a push, which waits until its worker is live and the shard knows its epoch."""
         self._members[push.worker].buffer(push)
         self._buffered.add(push.worker)
 

@@ -87,7 +87,7 @@ class Membership(Protocol):
         """End the membership of a worker that another shard reports as silent for a whole lease."""
 
     def unreachable(self, now: float) -> list[WorkerIncarnation]:
-        """Return the live workers to report to shard 0: they were silent here for a whole lease."""
+        """Return the live workers that were silent on this shard for a lease, to report them."""
 
     def follow(self, epoch: MembershipEpoch, now: float) -> Iterator[Change]:
         """Adopt the membership that shard 0 announces in an epoch."""
@@ -335,8 +335,8 @@ class IncarnationClaim:
 class FollowerMembership:
     """Membership on the shards from 1 on: the members are the workers of shard 0's newest epoch.
 
-    A following shard (a shard other than shard 0) has no leases. It reports to shard 0 the live
-    workers from which it received no message for a lease. Without the reports, a worker that
+    A following shard (a shard other than shard 0) has no leases. The shard reports to shard 0 the
+    live workers that were silent for the length of a lease. Without the reports, a worker that
     reaches only shard 0 would block all rounds on the following shard.
     """
 
@@ -407,7 +407,7 @@ class FollowerMembership:
         yield from ()
 
     def unreachable(self, now: float) -> list[WorkerIncarnation]:
-        """Return live workers that were silent on this shard for a lease, again for every lease."""
+        """Return live workers that were silent on this shard for a lease, once in each lease."""
         silent = [w for w, when in self._last_seen.items() if now - when >= self.lease_seconds]
         for worker in silent:
             self._last_seen[worker] = now
@@ -475,7 +475,7 @@ class FollowerMembership:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the soft state; without it, the shard has no members until shard 0's epoch."""
+        """Restore the soft state; without it, the shard has no workers until shard 0 sends some."""
         # The durable epoch number is not restored. Shard 0 announces its present epoch again, and
         # `follow` must accept that epoch although its number may equal the saved number.
         if soft:
@@ -484,7 +484,7 @@ class FollowerMembership:
             self._last_seen = dict(state["last_seen"])
 
     def _is_another(self, worker: int, incarnation: int) -> bool:
-        """Return whether this shard knows a worker's process with another incarnation."""
+        """Return whether this shard knows a process of the worker with a different incarnation."""
         claim = self._claims.get(worker)
         if not incarnation:
             return False

@@ -159,7 +159,7 @@ class ShardModel:
         return False
 
     def in_step(self, base_version: int) -> bool:
-        """Return whether a worker with weights of this version may push before its next pull."""
+        """Return whether a worker with weights of `base_version` may push without a new pull."""
         del base_version
         return True
 
@@ -230,8 +230,8 @@ class ShardModel:
             arrivals: Updates of the release (a complete round) in order of worker id, all for the
                 same optimizer.
             oldest_base: Oldest version at which a live worker's next push may be computed.
-            share: Number of workers in the release's group divided by the number of all workers. It
-                weighs the changes that these workers' scripts made to the weights themselves.
+            share: Number of workers in the release's group divided by the number of all workers;
+                the factor of the changes that these workers' scripts made to their weights.
             empty_parts: Parts of the script's batches that workers without an example consumed.
 
         Returns:
@@ -444,7 +444,7 @@ class ShardModel:
         return {"bytes": _num_bytes(self._down) + dropped_bytes, **self._counts}
 
     def slots(self) -> list[OptimizerState]:
-        """Return copies of the states of the script's optimizers; [] if it has compiled none."""
+        """Return copies of the states of the script's optimizers; [] if it has no optimizer."""
         states = enumerate(self.method.server.slots(self._server))
         return [OptimizerState(slots, self._rate_of(number)) for number, slots in states]
 
@@ -652,7 +652,7 @@ class CollectiveShardModel(ShardModel):
             self._copied_version = self.version
 
     def gather(self, request: ModelRequest) -> ModelReply:
-        """Return all weights for a worker that has none, else an empty reply."""
+        """Return a reply with all weights for a worker without weights, else an empty reply."""
         if request.base_version is None:
             return ModelReply(Operation.FULL, self.whole(), self.version, "full")
         nothing = Update(np.empty(0, np.int64), np.empty(0, np.float32))

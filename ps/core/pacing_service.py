@@ -77,7 +77,7 @@ class PacingService:
         self._records = self._pacer.left(worker, self._records)
 
     def summary(self) -> dict[str, Any]:
-        """Return {pacer's name: its figures} for the run's summary; {} if it never queries."""
+        """Return {pacer's name: figures} for the run's summary; {} if the pacer never queries."""
         if self._pacer is None:
             return {}
         known = self._pacer.summary(self._records) if self._records["records"] else self._last[1]

@@ -99,7 +99,7 @@ def stale_epoch(push: Push, epoch: int) -> Reject:
 
 
 def fault(event: Failed, incarnation: int, epoch: int) -> Reject:
-    """Refuse a worker's event over which the core raised an exception; it may send Hello again."""
+    """Refuse an event on which the core raised an exception; its worker may send Hello again."""
     message = (
         f"this shard could not handle a message of worker {event.worker} ({event.cause}), and has "
         "expelled the worker. This is a bug of the shard. Send Hello again, and report the bug "

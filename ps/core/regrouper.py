@@ -94,7 +94,7 @@ class RegroupPlanner:
             paces.append((now - since) / push.samples)
 
     def left(self, worker: int) -> None:
-        """Remove a worker's measured speeds, because it may return on another machine."""
+        """Remove a worker's measured speeds, because the worker may return on another machine."""
         self._replied_at.pop(worker, None)
         self._paces.pop(worker, None)
 
@@ -109,7 +109,7 @@ class RegroupPlanner:
     # -- changing ---------------------------------------------------------------------------
 
     def propose(self, now: float, live: Collection[int], version: int, current: Groups) -> bool:
-        """Return whether to form new groups from the measured speeds; store these groups."""
+        """Plan new groups if the measured speeds require it; return whether groups are planned."""
         if self._auto is None:
             return False
         interval, first = self._auto.regroup_interval_seconds, self.formed is None
@@ -134,7 +134,7 @@ class RegroupPlanner:
         return self._proposed[1] >= _LEAST_LOOKS
 
     def abandon(self) -> bool:
-        """Drop the groups to form, because the run is ending; return whether there were any."""
+        """Drop the planned groups, because the run is ending; return whether there was a plan."""
         target, self._target = self._target, None
         return target is not None
 
@@ -185,7 +185,7 @@ class RegroupPlanner:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the saved groups; without the soft state, speeds must be measured again."""
+        """Restore the saved groups; without the soft state, the shard measures all speeds again."""
         if not soft:
             text = state["formed_groups"]
             self.formed = events.GroupAssignment(0, parse_groups(text), {}) if text else None

@@ -38,7 +38,7 @@ class RoundScheduler:
         return self._rule.name_of(worker)
 
     def live_fellows(self, worker: int) -> list[int]:
-        """Return the live workers of the worker's round, with the worker if it is live."""
+        """Return the live workers of the worker's current round, including the worker if live."""
         return list(self._rule.fellows(worker))
 
     def share_of(self, worker: int) -> float:
@@ -49,7 +49,7 @@ class RoundScheduler:
     # -- workers ----------------------------------------------------------------------------
 
     def join(self, worker: int, epoch: int) -> None:
-        """Add a worker that joined in this membership epoch; it is live from its next round on."""
+        """Add a worker that joined in `epoch`, live from the next round of the worker's group on."""
         self._group_epochs[self._rule.group_of(worker)] = epoch
         self._rule.join(worker)
 

@@ -253,7 +253,7 @@ class HighWaterLog:
     """
 
     def __init__(self, folder: pathlib.Path, mark: HighWaterMark) -> None:
-        """Begin at `mark` without writing it: the restarted shard has applied no update yet."""
+        """Begin at `mark` without writing a mark: the restarted shard has applied no update yet."""
         self._folder, self._generation, self._version = folder, mark.generation, mark.version
         self._descriptor: int | None = None
         self._failed = False
@@ -288,7 +288,7 @@ class HighWaterLog:
 
 
 class JournaledCore:
-    """Writes each event of a shard to the journal, if there is one, before the core handles it.
+    """Writes each event of a shard to the journal, if any, before the core handles the event.
 
     If the core raises on a worker's event, the event is rejected: a `Failed` event is appended to
     the journal behind the event, so that a replay does not handle the rejected event again. An

@@ -87,7 +87,7 @@ class JournalPolicy:
     def begin_phase(
         self, before: JournalPolicy, journaled: JournaledCore, decoder: PushDecoder, lease: float
     ) -> None:
-        """Start the journal of a script's next model, with the next snapshot, if it is journaled.
+        """Start the journal of a script's next model at the next snapshot, if --journal allows it.
 
         Args:
             before: Policy of the script's previous model.

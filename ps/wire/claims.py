@@ -30,7 +30,8 @@ _LARGEST_BATCH = 1 << 24
 #: Upper bound of the local steps in one round if the pacer sets no limit (--pacer=esync). The bound
 #: is half an hour of local steps that take 0.1 ms each.
 _MOST_LOCAL_STEPS = 1 << 24
-#: A worker gives up after it has skipped this many consecutive mini-batches that were not finite.
+#: Number of consecutive mini-batches with a loss or gradient that is not finite, after which a
+#: worker gives up.
 _MOST_LEFT_OUT = 100
 #: Upper bound of the examples of one push. The product of local steps and batch size is a second
 #: bound.
