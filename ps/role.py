@@ -333,7 +333,7 @@ def _shard_of_offer(
 class ShardProcess:
     """One shard of a run, from its saved state to its end.
 
-    It runs in a PS process, or within a script.
+    The shard runs in a PS process, or within a worker's script.
 
     Args:
         run: Settings of the run.
@@ -364,8 +364,8 @@ class ShardProcess:
         self.keeping = self._keeping(initials)
         self._is_changed = self.saved.changes(self.offer)
         # A journal holds pushes, not weights. A replay with other settings or another optimizer
-        # would produce weights that the run never had. In that case the shard continues from its
-        # checkpoint and ignores the journal.
+        # would produce weights that the run never had. With changed settings the shard therefore
+        # continues from its checkpoint and ignores the journal.
         make = None if self._is_changed else functools.partial(build_core, initials)
         self.keeping.replay(make)
         self.bounds = initials.bounds
@@ -462,7 +462,7 @@ class ShardProcess:
         self.fenced = error
         self.server.queue.put(lambda: None)  # an empty task wakes the writer thread
 
-    # -- start ------------------------------------------------------------------------------
+    # -- start of the shard -----------------------------------------------------------------
 
     def _listen(self, stage: OfferStage | None) -> None:
         """Open the shard's port. The server admits clients only after `_open` is called."""
@@ -570,7 +570,7 @@ class ShardProcess:
             return
         logging.info("flags for a later run that splits the data by the workers' speed: %s", flags)
 
-    # -- phases of a script -----------------------------------------------------------------
+    # -- phases (models) of a script --------------------------------------------------------
 
     @property
     def _share(self) -> float:
@@ -612,7 +612,7 @@ class ShardProcess:
     ) -> None:
         """Replace the shard's model by the next phase's model.
 
-        Workers then join again (writer thread).
+        Runs on the writer thread. The workers then join the run again.
         """
         server, journaled = self.server, self.server.journaled
         if self.core.stop_reason is not None or stage.phase <= self.phase:
@@ -656,7 +656,7 @@ class ShardProcess:
         except OSError as error:
             logging.error("the final model of phase %d cannot be saved: %s", phase - 1, error)
 
-    # -- running ----------------------------------------------------------------------------
+    # -- the running shard ------------------------------------------------------------------
 
     def _save(self, version: int, state: State) -> None:
         sent = self.server.connections.bytes_down()

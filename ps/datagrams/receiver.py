@@ -83,7 +83,7 @@ class DatagramReceiver:
         self._deliver, self._refuse, self._wake = deliver, refuse, wake
         self._losses: InjectedLoss | None = None
         self._clock = clock
-        self._lock = threading.RLock()  # reentrant: `deliver` may call `outcome` or `counts`
+        self._lock = threading.RLock()  # reentrant, as `deliver` may call `outcome` or `counts`
         self._sessions = Sessions(lambda session: Reassembler(session, sizes, rules), entropy)
         self._dropped: collections.Counter[str] = collections.Counter()
         self.on_closed: Callable[[int, ReassembledStep, ReassemblyCounters], None] | None = None
@@ -97,7 +97,7 @@ class DatagramReceiver:
         """Drop the fraction `rate` of the datagrams passed to `receive`; 0 drops none."""
         self._losses = InjectedLoss(rate, seed) if rate else None
 
-    # -- sessions ---------------------------------------------------------------------------
+    # -- datagram sessions ------------------------------------------------------------------
 
     def open_session(self, worker: int, incarnation: int) -> DatagramSession:
         """Return the datagram session of a worker's incarnation.
@@ -153,7 +153,7 @@ class DatagramReceiver:
         except NonFinite as error:
             self._refuse(worker, pending.push.step, str(error))
 
-    # -- input ------------------------------------------------------------------------------
+    # -- received messages and datagrams ----------------------------------------------------
 
     def receive(self, data: memoryview, size: int) -> int:
         """Process a buffer of consecutive datagrams of `size` bytes; the last may be shorter.
@@ -262,7 +262,7 @@ class DatagramReceiver:
             session.pending = PendingPush(push, contents.aux, contents.num_bytes, contents.change)
             self._deliver_push(session, assembled)
 
-    # -- complete pushes --------------------------------------------------------------------
+    # -- delivery of complete pushes --------------------------------------------------------
 
     def next_deadline(self) -> float | None:
         """Return the time at which `poll` must be called; None if no push waits for datagrams."""
@@ -318,7 +318,7 @@ class DatagramReceiver:
             return None
         return session.outcome
 
-    # -- counters ---------------------------------------------------------------------------
+    # -- datagram counters ------------------------------------------------------------------
 
     def counters(self) -> list[tuple[int, ReassemblyCounters]]:
         """Return (worker, counters) pairs of the open and ended datagram sessions."""

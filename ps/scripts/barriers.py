@@ -100,7 +100,7 @@ class FitStop:
 
     worker: int
     fit: int
-    epochs: int  # number of epochs after which the fit ends; 0 ends it immediately
+    epochs: int  # number of epochs after which the fit ends; 0 ends the fit immediately
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,7 +247,7 @@ class Barriers:
         Args:
             worker: Worker id of the script that ends the fit.
             fit: Number of the fit; the first call of fit is 1.
-            epochs: Number of epochs after which the fit ends; 0 ends it immediately.
+            epochs: Number of epochs after which the fit ends; 0 ends the fit immediately.
             now: Current time in seconds of the shard's clock.
         """
         stops: list[Outcome] = []
@@ -302,7 +302,7 @@ class Barriers:
         moments += [self._held_until(name) for _, name in self._waiting()]
         return min((when for when in moments if now < when < math.inf), default=None)
 
-    # -- inside ------------------------------------------------------------------------------
+    # -- internal methods --------------------------------------------------------------------
 
     def _seen(self, worker: int, now: float) -> list[Outcome]:
         self._scripts[worker].seen_at = now

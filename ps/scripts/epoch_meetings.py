@@ -107,7 +107,7 @@ class EpochMeetings:
         self._present, self._held = present, held
         self._scripts: dict[int, _MeetingScript] = {}
         self._answers: dict[Place, pb.EpochMeeting] = {}
-        # fit -> epochs after which the fit ends early; 0 ends it immediately
+        # number of a fit -> epochs after which the fit ends early; 0 ends the fit immediately
         self._ends: dict[int, int] = {}
         self._version, self._moved_at = -1, -math.inf
 
@@ -157,13 +157,13 @@ class EpochMeetings:
         outcomes: list[MeetingOutcome] = []
         if meeting.stops and meeting.fit not in self._ends:
             outcomes.append(self._end(worker, meeting.fit, self._fastest(meeting.fit, worker, now)))
-        # set if the meeting was answered before this script arrived
+        # None unless the meeting was answered before this script arrived
         answer = self._answers.get(place)
         if answer is None or meeting.after_callbacks:
             answer = self._answer(meeting, list(self._newest(meeting.fit, now)))
         return [*outcomes, MeetingAnswer(worker, answer), *self._settle(now)]
 
-    # -- time ---------------------------------------------------------------------------------
+    # -- deadlines ----------------------------------------------------------------------------
 
     def excuse(self, seconds: float) -> None:
         """Extend all deadlines by `seconds`: the time in which this process was stalled."""
@@ -190,7 +190,7 @@ class EpochMeetings:
         # regularly.
         return now + HELD_SECONDS
 
-    # -- inside -------------------------------------------------------------------------------
+    # -- internal methods ---------------------------------------------------------------------
 
     def _advance(self, worker: int, place: Place) -> _MeetingScript:
         script = self._scripts[worker]

@@ -112,15 +112,15 @@ class Evaluations:
         # Fit -> first epoch that a worker's script evaluates; holds only fits that scripts
         # evaluate.
         self._of_scripts: dict[int, pb.EpochEnded] = {}
-        # numbers of the streams of Supervisors that start evaluators
+        # stream numbers of the Supervisors that start evaluators
         self._supervisors: set[int] = set()
         self._has_evaluator = False
-        self._given_up = ""  # reason why the Supervisor starts no evaluator; empty if it does
-        # time since which no Supervisor is connected; None while one is
+        self._given_up = ""  # why the Supervisor starts no evaluator; else empty
+        # time since which no Supervisor is connected; None while a Supervisor is connected
         self._alone_since: float | None = None
         self._version, self._moved_at = -1, -math.inf
 
-    # -- scripts ------------------------------------------------------------------------------
+    # -- the workers' scripts -----------------------------------------------------------------
 
     def begin(self, worker: int, incarnation: int, now: float) -> list[Notice]:
         """Register the stream of a worker's script.
@@ -269,7 +269,7 @@ class Evaluations:
         appointed, _ = self._appointed.get((evaluated.fit, evaluated.epoch), (worker, 0))
         return self.answer(evaluated, now) if appointed == worker else []
 
-    # -- time ---------------------------------------------------------------------------------
+    # -- deadlines ----------------------------------------------------------------------------
 
     def excuse(self, seconds: float) -> None:
         """Extend all deadlines by `seconds`: the time in which this process was stalled."""
@@ -297,7 +297,7 @@ class Evaluations:
         moments += [self._stalled_at(script) for _, script in self._waiting()]
         return min((when for when in moments if now < when < math.inf), default=None)
 
-    # -- inside -------------------------------------------------------------------------------
+    # -- internal methods ---------------------------------------------------------------------
 
     def _advance(self, worker: int, position: Position) -> _EvaluatedScript:
         script = self._scripts[worker]

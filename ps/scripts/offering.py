@@ -155,7 +155,7 @@ class OfferStage:
         """Number of clients whose streams are held."""
         return len(self._held)
 
-    # -- the main thread --------------------------------------------------------------------
+    # -- methods of the main thread ---------------------------------------------------------
 
     def listen(self) -> None:
         """Open the port. Shards 1 and up also start to wait for shard 0's model.
@@ -258,7 +258,7 @@ class OfferStage:
             self._beat_at = now
             offering.stream.send((frame(pb.ToClient(waiting=pb.Waiting())),), counted=False)
 
-    # -- readers of streams -----------------------------------------------------------------
+    # -- methods of the threads that read streams -------------------------------------------
 
     def read(self, stream: ServerStream) -> None:
         """Read one client's stream until it ends."""
@@ -329,7 +329,7 @@ class OfferStage:
         _refuse(stream, pb.REASON_STARTING, self._why_not_yet(), retry_after_seconds)
         stream.close()
 
-    # -- parts of these ---------------------------------------------------------------------
+    # -- internal methods -------------------------------------------------------------------
 
     def _let_all_go(self) -> None:
         with self._lock:

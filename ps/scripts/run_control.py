@@ -173,7 +173,7 @@ class RunControl:
             del self._streams[connection.id]
             self._barriers.lost(connection.id, connection.incarnation, self._clock())
 
-    # -- those that evaluate ------------------------------------------------------------------
+    # -- evaluators and their Supervisors -----------------------------------------------------
 
     def offer_evaluator(
         self, connection: Connection, is_available: bool, why: str, is_starting: bool = False
@@ -223,7 +223,7 @@ class RunControl:
             self._evaluator = None
             self._notify(self._evaluations.end_evaluator(self._clock()))
 
-    # -- time ---------------------------------------------------------------------------------
+    # -- deadlines ----------------------------------------------------------------------------
 
     def excuse(self, seconds: float) -> None:
         """Extend the scripts' deadlines by `seconds`, in which this process was stalled."""

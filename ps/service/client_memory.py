@@ -56,7 +56,7 @@ def client_memory(layout: ShardLayout, aux_count: int, limits: Limits) -> dict[s
     num_replies = limits.waiting_replies + MOST_QUEUED_REQUESTS + 1
     return {
         "messages that arrive": _NUM_MESSAGES * MAX_MESSAGE_BYTES,
-        "half a handshake of the bulk connection": 2 * MOST_HANDSHAKE_BYTES,  # OpenSSL holds a copy
+        "half a handshake of the bulk connection": 2 * MOST_HANDSHAKE_BYTES,  # 2: OpenSSL copies it
         "buffers of the bulk connection": most_buffer_bytes() + _TLS_COPIES * PIECE_BYTES,
         "a payload assembled from messages and decoded": (
             payload + update + _DECODING_BYTES * size

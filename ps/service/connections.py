@@ -59,7 +59,7 @@ class Connection:
     def send(self, message: pb.ToClient, counted: bool = False) -> None:
         """Queue a message without payload.
 
-        If `counted` is True, its bytes count as training traffic.
+        If `counted` is True, the message's bytes count as training traffic.
         """
         self.stream.send((frame(message),), counted=counted)
 
@@ -281,7 +281,7 @@ class RoundsRelay:
     def repeat(self, listener: Connection) -> None:
         """Send all stored batches to a new listener.
 
-        The thread that sends on its stream encodes them.
+        The thread that sends on the listener's stream encodes the batches.
         """
         stored = [(worker, batch) for worker, batches in self._kept.items() for batch in batches]
 

@@ -216,7 +216,7 @@ _SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_0
 def guard_of(run: Run) -> ConnectionGuard:
     """Return the guard of a shard's port.
 
-    Its limits let all clients of the run share one address.
+    The guard's limits let all clients of the run share one address.
     """
     # A worker has three streams: one for training, one to control its script, and one to look up
     # the addresses of shards.

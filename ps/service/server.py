@@ -244,7 +244,7 @@ class ShardServer:
     def lose(self, connection: Connection) -> None:
         """Record that a worker's stream has ended (reader threads).
 
-        The loss is queued behind the stream's Hello message. If the loss were handled first, it
+        The loss of the stream is queued behind the stream's Hello message. A loss handled first
         would find no worker, and the Hello message would then register a stream that has ended.
         """
 
@@ -319,7 +319,7 @@ class ShardServer:
         message = pb.ToClient(slots=pb.Slots(document=document))
         connection.stream.send(functools.partial(frames, message, pieces), counted=False)
 
-    # -- the writer thread ------------------------------------------------------------------
+    # -- methods of the writer thread -------------------------------------------------------
 
     def run_until(self, finished: Callable[[], bool]) -> None:
         """Run the loop of the writer thread until `finished` returns True."""

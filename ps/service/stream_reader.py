@@ -270,7 +270,7 @@ class StreamReader:
         is_request = body in REQUESTS and not getattr(content, "more", False)
         self._backlog.add(len(frame) + len(payload) + num_decoded, is_request)
 
-    # -- hello ------------------------------------------------------------------------------
+    # -- Hello messages ---------------------------------------------------------------------
 
     def _hello(self, hello: pb.Hello, payload: memoryview) -> None:
         del payload
@@ -364,7 +364,7 @@ class StreamReader:
         self.number = self.server.connections.add_observer(self.connection)
         self._serve("a Hello", self.server.welcome_script, self.connection)
 
-    # -- workers ----------------------------------------------------------------------------
+    # -- messages of workers ----------------------------------------------------------------
 
     def _pull(self, pull: pb.Pull, payload: memoryview) -> None:
         del payload
@@ -452,7 +452,7 @@ class StreamReader:
             raise Malformed(f"rounds of {len(batch)} characters")
         self._serve("rounds", self.server.observers.pass_on_rounds, self._worker.id, batch)
 
-    # -- observers --------------------------------------------------------------------------
+    # -- observers: supervisors, evaluators, following shards -------------------------------
 
     def _observe(self, pull: pb.Pull, payload: memoryview) -> None:
         del pull, payload
@@ -465,7 +465,7 @@ class StreamReader:
             raise Malformed(f"halt for {halt.cause!r:.80}; known: {known}")
         self.server.queue.put(events.Stop(halt.cause))
 
-    # -- scripts ----------------------------------------------------------------------------
+    # -- the workers' scripts ---------------------------------------------------------------
 
     def _arrive(self, barrier: pb.Barrier, payload: memoryview) -> None:
         del payload

@@ -59,7 +59,7 @@ class StatusReporter:
     ) -> None:
         """Store the sources of the figures.
 
-        Each document reads their current values (writer thread).
+        The writer thread reads the current values of the sources for each document.
         """
         self._run, self._spec, self._core, self._server = run, spec, core, server
         self._received, self._sources = received, sources or StatusSources()
@@ -286,7 +286,7 @@ class StatusReporter:
 
     def _reports(self, role: int) -> dict[int, str]:
         """Return client id -> newest document, for the clients of one role."""
-        # a copy, because reader threads write to `reports` meanwhile
+        # copy the reports, because reader threads write to `reports` meanwhile
         documents = self._server.reports.copy()
         return {number: text for (client, number), text in documents.items() if client == role}
 

@@ -28,7 +28,7 @@ class _Reading:
     version: int
     pushes: int
     staleness: int  # sum of the staleness of the `pushes` pushes, in updates
-    # sum over all workers; None if the method sends no datagrams
+    # datagram counters summed over all workers; None if the method sends no datagrams
     datagrams: ReassemblyCounters | None
 
 
@@ -48,7 +48,7 @@ class PsScalars:
     ) -> None:
         """Store the sources of the scalars.
 
-        The writing thread reads them while the shard's writer thread runs.
+        The thread that writes scalars reads the sources while the shard's writer thread runs.
         """
         self._file = ScalarFile(directory)
         self._core, self._bytes_down, self._received = core, bytes_down, received
@@ -89,7 +89,7 @@ class PsScalars:
 
     def _read(self, now: float) -> _Reading:
         core = self._core
-        # a copy, because the writer thread changes the counter
+        # copy the counts of delays, because the writer thread changes them
         delays = dict(core.counters.staleness)
         weighted = sum(delay * pushes for delay, pushes in delays.items())
         received = self._received()
