@@ -127,7 +127,7 @@ class CatchUp:
         }
 
     def remember_states(self, optimizers: Iterable[Any]) -> None:
-        """Mark the slots of some optimizers as known, because the run has these slots."""
+        """Mark the slots of some optimizers as known, because this process joins their phase."""
         for optimizer in optimizers if self._stateless else ():
             for variable in optimizer._trainable_variables:
                 self._stateless.pop((id(optimizer), id(variable)), None)

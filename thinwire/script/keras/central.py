@@ -24,7 +24,7 @@ class CentralAccess:
     """Loads weights and optimizer state from the shards into a script's model and optimizers.
 
     Args:
-        member: The model's membership in the run.
+        member: Settings, session and barriers of the model in its run.
         optimizers: Optimizers of the script that step in the run.
     """
 

@@ -39,7 +39,7 @@ class FitEvaluations:
     """Evaluations of the validation data within a model's calls of `fit`.
 
     Args:
-        member: The model's membership in the run.
+        member: Settings, session and barriers of the model in its run.
         central: Loads the shards' weights into the model.
 
     Attributes:

@@ -42,7 +42,7 @@ class StepExchange:
             of this `fit` are included.
 
     Args:
-        member: The model's membership in the run.
+        member: Settings, session and barriers of the model in its run.
         optimizers: Optimizers of the script.
         joining: Joins the run again for a training loop that follows a `fit`.
         loop_steps: Optimizers of a custom training loop.

@@ -49,7 +49,7 @@ class FitLifecycle:
             `fit` must not divide the data.
 
     Args:
-        member: The model's membership in the run.
+        member: Settings, session and barriers of the model in its run.
         succession: Relation of the model to the other models of the script.
         phases: Begins a new phase of the run when the script's model has changed.
         joining: Creates the sessions with the servers and joins the run.

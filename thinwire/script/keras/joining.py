@@ -33,7 +33,7 @@ class Joining:
         data: This worker's training data for the current `fit`; empty for a custom training loop.
 
     Args:
-        member: The model's membership in the run.
+        member: Settings, session and barriers of the model in its run.
         optimizers: Optimizers of the script.
         stop: Agrees with the other scripts on an early end of a `fit`.
         num_train: Number of rows of the whole training set, as given to `distribute`; None if the

@@ -68,7 +68,7 @@ class ScriptOptimizers:
         sequence: Positions in `stepping`, in the order of the optimizers' calls in one train_step.
 
     Args:
-        member: The model's membership in the run.
+        member: Settings, session and barriers of the model in its run.
         owner: The model's session, which exchanges with the PS.
         settings_for: Takes the compiled optimizer and returns the script's settings; called if
             flags define the server's optimizer.
@@ -131,7 +131,11 @@ class ScriptOptimizers:
             self.compiled.build(model.trainable_variables)
 
     def take(self, plan: StepPlan) -> None:
-        """Let the optimizers of a step plan step in the run, and create their variables."""
+        """Let the planned optimizers step in the run, and create their variables.
+
+        Args:
+            plan: Optimizers of one step, and the variables that each optimizer steps.
+        """
         self.stepping = []
         for number, planned in enumerate(plan.steps):
             step = self.stand_in(planned.optimizer)

@@ -25,7 +25,7 @@ class OwnLoop:
     """A custom training loop, which begins with its first step and ends with the script.
 
     Args:
-        member: The model's membership in the run.
+        member: Settings, session and barriers of the model in its run.
         optimizers: Optimizers of the script.
         succession: Relation of the model to the other models of the script.
         joining: Joins the run again after a `fit`.

@@ -33,7 +33,7 @@ class Phases:
     """Begins the phases of a run in which one model of a script is trained.
 
     Args:
-        member: The model's membership in the run.
+        member: Settings, session and barriers of the model in its run.
         optimizers: Optimizers of the script.
         trial: Trial of the model's train_step, which shows the optimizers before the first step.
         joining: Creates the sessions with the servers and joins the run.
@@ -189,7 +189,7 @@ class Phases:
         return opening is not None and opening.changes
 
     def _await_step(self) -> None:
-        """Let the first step of a `fit` begin the phase: only that step shows the variables."""
+        """Let the first step of a `fit` begin the phase, because it shows the variables."""
         self._awaits_step = True
         self._trial.before_first(self.begin_with)
 

@@ -114,7 +114,7 @@ def moved(values: Any) -> Any:
 
 
 def _kind(once: float, twice: float, thrice: float) -> RowKind:
-    """Return the kind of a loss, given the loss with each row once, twice and three times.
+    """Return if a loss is a sum or a mean, given its values for each row once, twice and thrice.
 
     >>> [_kind(2.0, twice, thrice).name for twice, thrice in ((2, 2), (4, 6), (3, 4), (3, 9))]
     ['FIXED', 'SUM', 'MIXED', 'OTHER']

@@ -83,7 +83,7 @@ class RowSums:
     """Scales the sums over rows in the loss of one model, while workers divide `fit`'s batches.
 
     Args:
-        member: The model's membership in the run.
+        member: Settings, session and barriers of the model in its run.
         exchange: Exchange of the steps; stores errors that occur within a graph.
         trial: Trial of the model's train_step.
     """
@@ -125,7 +125,7 @@ class RowSums:
 
     @contextlib.contextmanager
     def step(self, data: Any) -> Iterator[None]:
-        """Scale the losses within one call of the model's train_step.
+        """Scale losses that are sums over rows, within one call of the model's train_step.
 
         A graph that is traced in a loop of train_on_batch may be executed in a later `fit`. So each
         step checks at run time whether its losses must be scaled.

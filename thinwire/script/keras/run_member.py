@@ -121,7 +121,7 @@ class RunMember:
 
     @property
     def takes_weights(self) -> bool:
-        """True if the script's optimizers step on this worker and weights are exchanged."""
+        """True if optimizers step on this worker, so that it pushes weights and not gradients."""
         return self.joined.takes_weights
 
     @property

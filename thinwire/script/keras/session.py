@@ -306,7 +306,7 @@ class ModelSession(LeavesOnExit):
 
     @property
     def takes_weights(self) -> bool:
-        """True if the script's optimizers step on this worker and weights are exchanged."""
+        """True if optimizers step on this worker, so that it pushes weights and not gradients."""
         return self._member.takes_weights
 
     @property

@@ -163,7 +163,7 @@ class StepOwner(Protocol):
 
     @property
     def takes_weights(self) -> bool:
-        """True if the script's optimizers step on this worker and weights are exchanged."""
+        """True if optimizers step on this worker, so that it pushes weights and not gradients."""
 
     @property
     def takes_momentum(self) -> bool:

@@ -16,7 +16,7 @@ class Succession:
     """Relation of one model to the other models of its script.
 
     Args:
-        member: The model's membership in the run.
+        member: Settings, session and barriers of the model in its run.
         stop: Agrees with the other scripts on an early end of the model's `fit`.
         others: Returns the run members of the other models of this worker's script.
     """

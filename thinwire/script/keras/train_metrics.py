@@ -57,7 +57,7 @@ class TrainMetrics:
     """Merges the training metrics of one model over all workers.
 
     Args:
-        member: The model's membership in the run.
+        member: Settings, session and barriers of the model in its run.
     """
 
     def __init__(self, member: RunMember) -> None:
