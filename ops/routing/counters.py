@@ -19,7 +19,7 @@ _Counts = TypeVar("_Counts", bound="SummableCounts")
 
 
 class SummableCounts:
-    """Base class of dataclasses whose fields are counters: numbers, lists or dicts of numbers."""
+    """Base class of dataclasses of counters, which are numbers, or lists or dicts of numbers."""
 
     def plus(self: _Counts, other: _Counts) -> _Counts:
         """Return the field-wise sums of two counters; a shorter list is padded with zeros."""

@@ -38,16 +38,16 @@ HEADER = np.dtype(
         ("magic", "<u4"),
         ("version", "u1"),
         ("encoding", "u1"),  # a ValueEncoding, with the flag SPARSE for sparse datagrams
-        ("channel", "u1"),  # 1 to 7
-        ("flags", "u1"),  # always 0
+        ("channel", "u1"),  # number of the datagram channel, 1 to 7
+        ("flags", "u1"),  # reserved, always 0
         ("session", "<u8"),
         ("worker", "<u4"),
-        ("slot", "<u4"),  # slice number in the ShardLayout
-        ("step", "<u4"),  # modulo 2**32
-        ("block", "<u4"),  # number of the first entry's block
-        ("num_blocks", "<u4"),  # number of blocks of the slot
+        ("slot", "<u4"),  # number of the slice in the ShardLayout
+        ("step", "<u4"),  # step number of the push, modulo 2**32
+        ("block", "<u4"),  # number of the gradient block that has the first value
+        ("num_blocks", "<u4"),  # number of gradient blocks of the slot
         ("offset", "<u4"),  # position of the first value in the slot
-        ("count", "<u4"),  # number of values
+        ("count", "<u4"),  # number of values in the datagram
         ("entries", "<u4"),  # number of entries of the slot
         ("scale", "<f4"),
         ("low", "<f4"),
@@ -102,7 +102,7 @@ def value_bytes(encoding: ValueEncoding, count: int) -> int:
 
 
 def payload_bytes(encoding: ValueEncoding, sparse: bool, count: int) -> int:
-    """Return the size of a datagram's payload in bytes: `count` values, and their gaps if sparse."""
+    """Return the size of a datagram's payload in bytes: `count` values, with gaps if sparse."""
     return value_bytes(encoding, count) + (GAP_DTYPE.itemsize * count if sparse else 0)
 
 
@@ -148,14 +148,17 @@ def sign(data: memoryview, size: int, key: bytes) -> None:
 def authentic(
     data: memoryview, size: int, starts: Sequence[int], tags: NDArray[np.uint8], key: bytes
 ) -> NDArray[np.bool_]:
-    """Return which datagrams have a correct tag; the time does not depend on the tags.
+    """Return which datagrams have a correct tag; the time taken does not depend on the tags.
 
     Args:
-        data: Datagrams of `size` bytes.
+        data: Consecutive received datagrams of `size` bytes.
         size: Size of each datagram, in bytes.
-        starts: Positions in `data` of the datagrams to check.
-        tags: [len(starts), 16] received tags.
-        key: Key of the session.
+        starts: Byte positions in `data` of the datagrams to check.
+        tags: [len(starts), 16] received authentication tags.
+        key: Key of the datagram session.
+
+    Returns:
+        [len(starts)] bool: True if the datagram's tag is correct.
     """
     signed = size - TAG_BYTES
     computed = b"".join(
@@ -164,8 +167,8 @@ def authentic(
             for start in starts
         ]
     )
-    # All 16 bytes are compared, without an early exit: otherwise the response time would reveal how
-    # many bytes of a forged tag are correct.
+    # All 16 bytes of a tag are compared. If the comparison stopped at the first wrong byte, the
+    # response time would reveal how many bytes of a forged tag are correct.
     difference = np.frombuffer(computed, np.uint8).reshape(-1, TAG_BYTES) ^ tags
     right: NDArray[np.bool_] = np.bitwise_or.reduce(difference, axis=1) == 0
     return right
