@@ -17,8 +17,8 @@ class BatchClock:
     Args:
         nb_workers: Number of workers in the run.
         num_optimizers: Number of optimizers on the server, whose batches the clock counts
-            separately. It is 1 if the optimizers step on the workers: the learning rate schedules
-            of all optimizers then share one count.
+            separately. 1 if the optimizers step on the workers: the learning rate schedules of all
+            optimizers then share one count.
         first: For each optimizer, the batches that its learning rate schedule had counted before
             the phase; () if the run has no script.
     """

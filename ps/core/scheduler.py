@@ -49,7 +49,7 @@ class RoundScheduler:
     # -- workers ----------------------------------------------------------------------------
 
     def join(self, worker: int, epoch: int) -> None:
-        """Add a worker that joined in `epoch`, live from the next round of the worker's group on."""
+        """Add a worker that joined in `epoch`. It becomes live with its group's next round."""
         self._group_epochs[self._rule.group_of(worker)] = epoch
         self._rule.join(worker)
 
@@ -150,7 +150,7 @@ class RoundScheduler:
         return deadline is not None and now >= deadline
 
     def epoch_is_current(self, worker: int, epoch: int) -> bool:
-        """Return whether a membership epoch is at least that of the worker's last group change."""
+        """Return whether no later membership epoch than `epoch` has changed the worker's group."""
         return epoch >= self._group_epochs.get(self._rule.group_of(worker), 0)
 
     # -- changes of groups ------------------------------------------------------------------

@@ -74,7 +74,7 @@ class JournalPolicy:
         }
 
     def begin(self, journaled: JournaledCore, decoder: PushDecoder, lease_seconds: float) -> None:
-        """Count lost updates; start a journal with the next snapshot if the shard writes a journal.
+        """Count lost updates; start a journal with the next snapshot if --journal allows it.
 
         Args:
             journaled: Core of the shard.

@@ -1,4 +1,4 @@
-"""Codes replies of a PS shard's core as wire frames; replies with one update share its coding."""
+"""Codes replies of a PS shard's core as frames; replies with the same update share its coding."""
 
 from __future__ import annotations
 
