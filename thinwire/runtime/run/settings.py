@@ -131,9 +131,7 @@ class Run:
     report_dir: str | None = None  # address for copies of the Supervisor's records; None: no copy
     metrics_port: int = 0  # port on which this node serves /metrics; 0: no server
     metrics_host: str = "127.0.0.1"
-    metrics_login: str | None = (
-        None  # file with user name and password for /metrics; None: no login
-    )
+    metrics_login: str | None = None  # file with the login for /metrics; None: no login
     clip_norm: float = 0.0  # clipping norm (L2) of a worker's gradient; 0: no clipping
     worker_weight_decay: float = 0.0  # coefficient of a worker's weight decay
     resume: bool = False  # True: continue a run despite changed code or a script's failure
@@ -172,7 +170,7 @@ class Run:
 
 
 def per_worker(values: Sequence[float], nb_workers: int, flag: str) -> tuple[float, ...]:
-    """Return one value per worker from a flag's values, of which a single value is for all workers.
+    """Return one value per worker from a flag's values; a single value counts for all workers.
 
     Raises:
         ConfigurationError: The number of values is neither 1 nor the number of workers.
