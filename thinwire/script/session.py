@@ -160,7 +160,7 @@ class Session:
         check_offer: Called with the session before the worker sends the model's description to a
             shard; raises an error to forbid it.
         kept: Called with the session and the last step the shards applied; returns the saved core
-            state of the previous process, or None if there is none for that step.
+            state of the previous process, or None if no state of that step was saved.
 
     Raises:
         ConfigurationError: The codec warms up, and `num_train` is missing. Or this worker sends
@@ -622,7 +622,7 @@ class Session:
         return _Exchanged(outgoing, self.part.finish_exchange(lambda weights: None))
 
     def _settle(self) -> _Exchanged:
-        """Wait for the exchange in the background; return its result, empty if there is none."""
+        """Wait for the exchange in the background; return its result, empty without one."""
         if self._is_change_sent:  # the reply replaces the weights even if the push was rejected
             self._change, self._is_change_sent = None, False
         done = self._exchanges.result()
