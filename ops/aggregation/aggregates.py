@@ -32,7 +32,7 @@ class Median:
 
     The two middle values are used if the number of updates is even.
 
-    The median resists arbitrary updates from fewer than half of a group's members.
+    The median resists arbitrary updates from fewer than half of a group's workers.
 
     Source: Yin et al., "Byzantine-robust distributed learning", ICML 2018, definition 1.
     """

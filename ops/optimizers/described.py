@@ -220,7 +220,7 @@ def _decays(optimizer: Any, variable: Any) -> bool:
 
 
 def _is_by_adamw(optimizer: Any, variable: Any) -> bool:
-    """Return True if a path rule of a Muon assigns this variable to AdamW.
+    """Return True if a path rule of a Muon optimizer selects AdamW for this variable.
 
     Muon also uses AdamW for every variable that is not two-dimensional. The PS has the shapes, so
     the worker does not report these variables.

@@ -149,7 +149,7 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
             theta: [k] float32, the weights of the piece.
             pseudo_gradient: [k] float32, the pseudo-gradient D; a copy that the step may overwrite.
             slots: Slot name -> [k] float32, the slot values of the piece.
-            rate: Outer rate g, times the factor from `_correction`.
+            rate: Outer rate g times the bias correction from `_correction`.
         """
 
     def _start_of(self, slot: str) -> float:
@@ -158,7 +158,7 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
         return 0.0
 
     def _correction(self, steps: int) -> float:
-        """Return the factor for the outer rate after `steps` steps."""
+        """Return the factor on the outer rate (bias correction) after `steps` steps."""
         del steps
         return 1.0
 

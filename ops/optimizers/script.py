@@ -66,7 +66,7 @@ class GradientsOnly:
         return None
 
     def outer_rate(self, fraction: float) -> float:
-        """Return 1, which is never used: workers push no changes of weights."""
+        """Return the outer rate 1, which is never used: workers push no changes of weights."""
         del fraction
         return 1.0
 
@@ -161,7 +161,7 @@ class ScriptUpdate(GradientsOnly):
 
     @property
     def needs_one_shard(self) -> bool:  # type: ignore[override]
-        """True if the optimizer clips gradients by their norm over all variables."""
+        """True if the optimizer clips gradients by the norm over all variables of the model."""
         return bool(self.described.config.get("global_clipnorm"))
 
     @property
@@ -392,7 +392,7 @@ class ScriptUpdates(GradientsOnly):
 
     @property
     def needs_one_shard(self) -> bool:  # type: ignore[override]
-        """True if one of the optimizers clips gradients by their norm over all its variables."""
+        """True if one of the optimizers clips gradients by the norm over all its variables."""
         return any(update.needs_one_shard for update in self.updates)
 
     @property

@@ -112,7 +112,7 @@ class Manifest:
 
 @dataclasses.dataclass(frozen=True)
 class LostEntries:
-    """Entries of one slot that were sent in datagrams and did not arrive.
+    """Entries of one slot (slice of a variable) that were sent in datagrams and did not arrive.
 
     Exactly one of `ranges` and `positions` is given.
     """
@@ -143,7 +143,7 @@ class ReassemblyRules(Protocol):
 
     @property
     def dgt_max_late(self) -> int:
-        """Largest lateness of a datagram that is still used, in steps."""
+        """Largest lateness of a datagram whose values a shard still uses, in steps."""
 
     @property
     def dgt_late_decay(self) -> float:
@@ -151,7 +151,7 @@ class ReassemblyRules(Protocol):
 
     @property
     def dgt_error_feedback(self) -> bool:
-        """True if the shard reports to the worker which datagrams did not arrive."""
+        """True if the shard reports to the worker which datagrams were lost, for error feedback."""
 
 
 class Router(Policy, Protocol):
@@ -177,19 +177,19 @@ class Router(Policy, Protocol):
 
     @property
     def max_late(self) -> int:
-        """Number of steps after which a sender drops datagrams that are still queued."""
+        """Number of steps after which a worker drops datagrams that it has not sent yet."""
 
     @property
     def needs_datagrams_first(self) -> bool:
-        """True if datagrams are useless after the reliable part has arrived."""
+        """True if the shard drops datagrams that arrive after the push's reliable part."""
 
     @property
     def marks_slots(self) -> bool:
-        """True if the reliable part of each slot announces the datagrams of that slot."""
+        """True if each slot has a separate reliable part, which announces the slot's datagrams."""
 
     @property
     def delivers_all(self) -> bool:
-        """True if the shard receives exactly the values that were sent, to the last bit."""
+        """True if the shard receives exactly the values of the push, to the last bit."""
 
     @property
     def joins_slots(self) -> bool:
@@ -259,7 +259,7 @@ class Transport:
         dgt_pace_mbps: Rate limit of a worker's datagrams, in Mbit/s; 0: no limit.
         dgt_drop_rate: Fraction of arriving datagrams that a shard drops, for tests.
         dgt_drop_seed: Seed of the random choice of dropped datagrams.
-        dgt_info: True if workers and shards log a line for each step.
+        dgt_info: True if workers and shards log a line about datagrams for each step.
         dgt_fallback_steps: Number of consecutive steps with a fill ratio below `dgt_fallback_fill`
             after which a worker sends everything reliably; 0: never.
         dgt_fallback_fill: Least fill ratio (fraction of announced datagrams that arrive) that

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-#: Key of the block of datagram counters in a run's status and summary.
+#: Key of the datagram counters in a run's status and summary.
 BLOCK = "dgt"
 
 _Counts = TypeVar("_Counts", bound="SummableCounts")
@@ -58,7 +58,7 @@ class SentCounts(SummableCounts):
     fallen_back: int = 0  # number of shards that get everything on the stream
 
     def after(self, before: SentCounts | None) -> SentCounts:
-        """Return the totals including the counters of earlier incarnations of the worker."""
+        """Return the totals of these counters and `before`, from the worker's earlier processes."""
         if before is None:
             return self
         return dataclasses.replace(before.plus(self), fallen_back=self.fallen_back)

@@ -52,22 +52,22 @@ class Dgt(DgtChoices):
 
     @property
     def max_late(self) -> int:
-        """Number of steps after which a sender drops datagrams that are still queued."""
+        """Number of steps after which a worker drops datagrams that it has not sent yet."""
         return self.dgt_max_late if self.dgt_reception == "diff" else 0
 
     @property
     def needs_datagrams_first(self) -> bool:
-        """True if datagrams are useless after the reliable part has arrived."""
+        """True if the shard drops datagrams that arrive after the push's reliable part."""
         return self.dgt_reception == "drop" and not self.dgt_wait_ms
 
     @property
     def marks_slots(self) -> bool:
-        """True if the reliable part of each slot announces the datagrams of that slot."""
+        """True if each slot has a separate reliable part, which announces the slot's datagrams."""
         return self.dgt_marker == "tensor"
 
     @property
     def delivers_all(self) -> bool:
-        """True if the shard receives exactly the values that were sent, to the last bit."""
+        """True if the shard receives exactly the values of the push, to the last bit."""
         return not self.divides
 
     @property

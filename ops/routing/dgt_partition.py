@@ -98,7 +98,7 @@ class Partition:
     Args:
         choices: The settings of DGT.
         shard: Number of the shard.
-        state: The shard's part of the router's state, changed in place.
+        state: The shard's part of the router's state; it is changed in place.
         context: Step, loss, seed and worker of the push.
         k: Fraction of blocks to send reliably.
     """

@@ -47,7 +47,7 @@ class ParsedDatagrams:
     positions: Int64 | None  # [m, count] int64: each value's position in its slot; None: dense
 
     def __len__(self) -> int:
-        """Return the number of datagrams."""
+        """Return the number m of datagrams in this object."""
         return len(self.slots)
 
     def select(self, chosen: NDArray[np.bool_]) -> ParsedDatagrams:

@@ -123,7 +123,7 @@ class PartialStep:
 
         Args:
             blocks: Blocks of the reliable part, one per slot.
-            manifest: Announcement of the datagrams for the same slots.
+            manifest: Announcement of the datagrams for the slots in `blocks`.
             now: Current time by the caller's clock, in seconds.
             wait: Longest wait for the announced datagrams, in seconds.
 
@@ -283,7 +283,7 @@ class LateValues:
             # The datagrams must not have common entries: `+=` with an index array reads all rows
             # before it writes a row, so the values of one of two overlapping datagrams would be
             # lost.
-            with np.errstate(over="ignore"):  # the caller checks whether the sum is finite
+            with np.errstate(over="ignore"):  # the caller checks that the sum is finite
                 windows[part.offsets] += values
         self.starts.append(part.offsets)
         self.num_datagrams += len(part)
@@ -347,7 +347,7 @@ def finalize_block(
         held: Values of late datagrams; None if the slot has no late values.
     """
     is_dense = fresh.dense is not None if block is None else block.indices is None
-    with np.errstate(over="ignore"):  # the caller checks whether the block is finite
+    with np.errstate(over="ignore"):  # the caller checks that the block is finite
         if is_dense and fresh.dense is not None:
             return _dense(fresh, fresh.dense, block, held)
         return _sparse(fresh, block, held)

@@ -174,7 +174,7 @@ class Reassembler:
         Args:
             step: Full step number of the push.
             blocks: Blocks of the reliable part; a slot may be in only one reliable part of a step.
-            manifest: Announcement of the datagrams for the same slots.
+            manifest: Announcement of the datagrams for the slots in `blocks`.
             now: Current time by the caller's clock, in seconds.
 
         Raises:

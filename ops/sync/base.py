@@ -76,7 +76,7 @@ class Advance:
     """The result of one `SyncRule.advance`: released pushes, and workers that may proceed.
 
     Attributes:
-        released: For each update to apply, the tokens of its pushes, in order of worker and step.
+        released: For each update to apply, the tokens of the pushes in it, by worker and step.
         proceeding: Ids of workers that may start their next iteration, including new workers.
         has_drawn: True if shard 0 drew workers for a round; the other shards must use this draw.
         has_entered: True if new workers take part in a round at shard 0. The other shards must
@@ -121,7 +121,7 @@ class SyncRule(Protocol):
         """Return the group members that have not finished a round yet. Called on shard 0."""
 
     def expect(self, joiners: Sequence[Joiners]) -> None:
-        """Replace the expected joiners by shard 0's joiners. Called on all shards but shard 0."""
+        """Replace the expected new workers by shard 0's. Called on all shards but shard 0."""
 
     def join(self, worker: int) -> None:
         """Add a worker, which becomes live at the next round boundary of its group.
@@ -175,7 +175,7 @@ class SyncRule(Protocol):
         """Hold every worker that finishes a round until `regroup` is called."""
 
     def is_quiescent(self) -> bool:
-        """Return True if every live worker has finished its round and may not proceed."""
+        """Return True if every live worker has finished its round and waits to proceed."""
 
     def regroup(self, groups: Groups) -> None:
         """Continue with the same workers in new groups."""

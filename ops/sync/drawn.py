@@ -173,7 +173,7 @@ class DrawnRounds:
     def __init__(
         self, policy: DrawnSync, given: Sequence[tuple[int, ...]], generation: int
     ) -> None:
-        """Start without workers.
+        """Start the rule without workers.
 
         Args:
             policy: Settings of the synchronization rule.

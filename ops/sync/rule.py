@@ -113,7 +113,7 @@ class GroupRounds:
     """
 
     def __init__(self, groups: Groups, bound: int | None = None, closed: bool = False) -> None:
-        """Start without workers.
+        """Start the rule without workers.
 
         Args:
             groups: Groups of worker ids; each of 1..n is in exactly one group.
@@ -178,7 +178,7 @@ class GroupRounds:
         self._paused = True
 
     def is_quiescent(self) -> bool:
-        """Return True if every live worker has finished its round and may not proceed."""
+        """Return True if every live worker has finished its round and waits to proceed."""
         return len(self._held) == len(self._live)
 
     def regroup(self, groups: Groups) -> None:

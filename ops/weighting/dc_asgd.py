@@ -101,8 +101,8 @@ class DcAsgd:
             return list(arrivals), state
         compensated = [self._compensated(arrival, context, state) for arrival in arrivals]
         if self.shares_backup:
-            # The backup is stored after compensating: the next release must get the weights from
-            # before the update that this release makes. The first release has no backup and is not
+            # The backup is stored after compensating: the base of the next release's gradients is
+            # the weights before this release's update. The first release has no backup and is not
             # compensated.
             state["previous"] = context.theta.copy()  # [n] float32
         return compensated, state
