@@ -17,7 +17,7 @@ from thinwire.ops.downlink.relay import DownRelay
 from thinwire.ops.downlink.sparse import DownAuto, DownSparse
 from thinwire.ops.types import ConfigurationError
 
-#: --down_codec value -> class of the down codec.
+#: Value of the flag --down_codec -> class of the down codec.
 DOWN_CODECS: dict[str, type[DownCodec]] = {
     "dense": DownDense,
     "delta": DownDelta,
@@ -28,14 +28,14 @@ DOWN_CODECS: dict[str, type[DownCodec]] = {
 
 
 def refuse_idle(name: str, given: Mapping[str, object]) -> None:
-    """Reject settings of sparse replies for a down codec that sends no sparse replies.
+    """Reject settings of sparse replies if the down codec sends no sparse replies.
 
     Args:
         name: Name of the down codec, a key of DOWN_CODECS.
-        given: Setting name -> value.
+        given: Name of a setting (a flag without dashes) -> its value.
 
     Raises:
-        ConfigurationError: A setting has no effect; the message names the setting.
+        ConfigurationError: A setting has no effect with the down codec.
     """
     if issubclass(DOWN_CODECS[name], DownSparse):
         return
