@@ -115,7 +115,7 @@ _LEAST_WIDTH = 60
 
 
 def text_of(program: str, role: str | None) -> str:
-    """Return the text of --help.
+    """Return the text of --help, which lists the flags of one role or of all roles.
 
     Args:
         program: Program and subcommand for the usage line, for example ``thinwire ps``.

@@ -219,7 +219,7 @@ def _explain(error: Exception) -> str:
 
 
 def _needs_tensorflow(run: Run) -> bool:
-    """Return True if a node needs TensorFlow from the start.
+    """Return True if a node needs TensorFlow when its process starts.
 
     If a worker sends the model, a PS and a Supervisor start without TensorFlow. The PS imports
     TensorFlow later if it must run the workers' Keras optimizer.
@@ -333,7 +333,7 @@ def run(
     define_flags()
     defaults = [] if role is None else [f"--type_node={role}"]
     if runs_script or role == "Advisor":
-        FLAGS.set_gnu_getopt(False)  # words after the script are arguments of the script
+        FLAGS.set_gnu_getopt(False)  # absl must not parse the script's arguments as flags
     if runs_script:
         defaults = list(launch.SCRIPT_DEFAULTS)
     if runs_script or role == "Advisor":

@@ -12,16 +12,16 @@ deviations instead.
 
 Differences: Data that arrives between two heartbeats shows that the peer is alive, but does not
 count as a heartbeat. Otherwise a burst of data would shorten the expected interval, and the next
-pause would look like a failure. A peer is not suspected within twice the longest recent silence
-that ended with an arrival.
+pause would look like a failure. A peer is declared dead only after a silence of at least twice the
+longest recent silence that ended with an arrival.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-_MEAN_GAIN, _DEVIATION_GAIN = 1 / 8, 1 / 4  # alpha and beta of RFC 6298
-_DEVIATIONS = 4.0  # K of RFC 6298
+_MEAN_GAIN, _DEVIATION_GAIN = 1 / 8, 1 / 4  # weights of a new duration: alpha, beta of RFC 6298
+_DEVIATIONS = 4.0  # deviations that the timeout adds to the mean: K of RFC 6298
 _MARGIN = 2.0  # the timeout is at least this multiple of the peer's longest recent silence
 _FORGOTTEN = 7 / 8  # each heartbeat multiplies the longest silence and the patience by this
 _MOST_PATIENCE = 8.0  # upper bound of the patience, which doubles at each false alarm
@@ -42,7 +42,7 @@ class MeanDeviation:
     num_samples: int = 0
 
     def add(self, seconds: float) -> None:
-        """Update the mean and the deviation with one duration.
+        """Update the mean and the deviation with one measured duration, in seconds.
 
         >>> spread = MeanDeviation()
         >>> spread.add(2.0)
@@ -106,7 +106,7 @@ class RtoEstimator:
         self.record_arrival(now)
 
     def excuse(self, seconds: float, now: float) -> None:
-        """Exclude a time in which nothing could arrive because this process was suspended."""
+        """Exclude from the silence a time in which this process was suspended and got no data."""
         self.last_arrival_at = min(now, self.last_arrival_at + seconds)
         if self.beat_at is not None:
             self.beat_at = min(now, self.beat_at + seconds)

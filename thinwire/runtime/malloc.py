@@ -18,7 +18,7 @@ _M_MMAP_THRESHOLD = -3
 _SETTINGS = (
     (_M_MMAP_THRESHOLD, 1 << 30),  # malloc maps only buffers of 1 GiB or more
     (_M_TRIM_THRESHOLD, 2**31 - 1),  # never return the top of the heap to the kernel
-    (_M_TOP_PAD, 256 << 20),  # grow the heap in large steps
+    (_M_TOP_PAD, 256 << 20),  # the heap grows in steps of 256 MiB
 )
 
 

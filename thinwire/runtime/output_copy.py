@@ -44,7 +44,7 @@ class Loss:
     num_bytes: int = 0
 
     def add(self, other: Loss) -> None:
-        """Add the lines and bytes of another loss to this loss."""
+        """Add the lost lines and bytes that `other` counts to this count."""
         self.lines += other.lines
         self.num_bytes += other.num_bytes
 
@@ -79,7 +79,7 @@ class _WaitingLines:
 
     @property
     def cost(self) -> int:
-        """Memory that the entry takes in the backlog, in bytes."""
+        """Memory that this entry of waiting lines takes in the backlog, in bytes."""
         return len(self.data) + _ENTRY_BYTES
 
 
@@ -246,7 +246,7 @@ class Sink(Protocol):
     encoding: str
 
     def write(self, data: bytes) -> int:
-        """Write some of the bytes and return their number; may block or raise an error."""
+        """Write some of the bytes; return how many were written. May block or raise an error."""
 
 
 class DescriptorSink:
@@ -287,7 +287,7 @@ class StreamSink:
 
 
 class ClosedSink:
-    """Sink for a stream that the process was started without (``>&-`` in a shell)."""
+    """Sink for copied output of a process that was started without this stream (``>&-``)."""
 
     encoding = "utf-8"
 
@@ -356,7 +356,7 @@ class OutputCopy:
         """Copy one or more lines, with their line ends, to the sink.
 
         Args:
-            output: Text, or bytes in the sink's encoding.
+            output: Lines to copy, as text or as bytes in the sink's encoding.
             source: Source of the lines, under which their loss is counted. Empty: do not count.
         """
         if isinstance(output, str):

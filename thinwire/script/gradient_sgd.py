@@ -31,8 +31,8 @@ class GradientSGD(LeavesOnExit):
     Args:
         model: A Keras model. The workers share the variables in its W_global, or all trainable
             variables if W_global is empty.
-        lr: Learning rate, used in mode msgd only. In other modes the server's learning rate counts,
-            and a warning reports a different lr.
+        lr: Learning rate, used in mode msgd only. In all other modes the server's learning rate
+            counts, and a warning reports an lr that differs from the server's.
         momentum: Momentum that the worker applies: SAMomentum in mode dgs, momentum correction in
             mode dgc, plain momentum in mode msgd. All other modes have no momentum on the worker.
         weight_decay: Coupled weight decay on the worker, in every mode:
@@ -202,7 +202,7 @@ def _check_compiled(optimizer: Any) -> None:
     """Reject a compiled optimizer other than plain SGD, which `GradientSGD` would replace.
 
     Raises:
-        ConfigurationError: The optimizer does more than SGD without momentum.
+        ConfigurationError: The compiled optimizer does more than SGD without momentum.
     """
     if optimizer is None:
         return

@@ -19,7 +19,7 @@ _installed = False
 
 
 def add_listener(listener: Callable[[], None]) -> None:
-    """Call `listener` in another thread at every Ctrl-C; Python's own handler runs too.
+    """Call `listener` in a background thread at every Ctrl-C, next to Python's own handler.
 
     The listener is also called at SIGTERM if Python handles SIGTERM, as in scripts that
     `thinwire run` starts.

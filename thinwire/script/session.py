@@ -149,7 +149,7 @@ class Session:
         num_train: Number of examples in the whole training set, by which a codec's warm-up counts
             epochs; None if unknown.
         momentum: Momentum of the script's SGD if the method `takes_momentum`. The method applies
-            the momentum, and the script steps without it.
+            this momentum, and the script's optimizer steps without momentum.
         offer: Description of the script's model that the worker sends to shards without a model;
             None if the shards build the model from their flags.
         optimizers: The script's optimizers without their loss-scaling wrappers, in the order of
@@ -159,8 +159,9 @@ class Session:
         phase: Number of the script's phase, from 0, which the worker sends in its Hello.
         check_offer: Called with the session before the worker sends the model's description to a
             shard; raises an error to forbid it.
-        kept: Called with the session and the last step the shards applied; returns the saved core
-            state of the previous process, or None if no state of that step was saved.
+        kept: Called with the session and the number of the last step that the PS shards applied;
+            returns the saved core state of the previous process, or None if no state of that step
+            was saved.
 
     Raises:
         ConfigurationError: The codec warms up, and `num_train` is missing. Or this worker sends
@@ -551,7 +552,7 @@ class Session:
         """Return weights [num_parameters] without the script's changes outside its optimizer steps.
 
         Args:
-            weights: [num_parameters] weights after the script's step.
+            weights: [num_parameters] weights after the step of the script's optimizer.
             change: [num_parameters] change by the script that is pushed together with this step;
                 None if there is no such change.
         """
@@ -566,8 +567,8 @@ class Session:
         overlap the change was sent with this step's push, whose reply comes during a later step.
 
         Args:
-            change: [num_parameters] change by the script before the step; None if there is no
-                change.
+            change: [num_parameters] change of the weights that the script made before the step;
+                None if the script made no change.
             done: The finished exchange of the step; None if the step made no exchange.
         """
         if done is None or not self.settings.run.method.overlap:
@@ -740,7 +741,7 @@ class Session:
 
 
 def part_of(settings: ScriptSettings, data: Sequence[Any], fit: FitNumber | None = None) -> Any:
-    """Return a worker's part of a training set, disjoint from the parts of all other workers.
+    """Return a worker's part of a training set; the parts of all workers are disjoint.
 
     Args:
         settings: Settings of the run and of this worker.

@@ -190,8 +190,8 @@ def read_settings(
     Args:
         args: A namespace, a mapping, a list of ``--flag=value`` words, or None.
         keywords: Settings given by keyword, which override `args`.
-        type_node: "PS" or "Worker".
-        builds_model: True if the process builds its model and data from flags.
+        type_node: Role of the process: "PS" or "Worker".
+        builds_model: True if the process builds its model and data from flags, not from a script.
         defaults: Flag name -> default that replaces the flag's own default.
         momentum: Momentum that the worker applies, for the method's momentum flag; None: the flag
             keeps its value.

@@ -102,7 +102,7 @@ class CheckpointStore(abc.ABC):
 
         Args:
             generation: Number of this process among the writers, above `generation_before`.
-            owner: Description of this process, for the error messages of a fenced process.
+            owner: Description of this process, for the error of a writer that it replaces.
 
         Returns:
             True if the claim succeeded. False if another process has written to the storage since
@@ -114,7 +114,7 @@ class CheckpointStore(abc.ABC):
         """Make this process the storage's only writer, even if another process has just written.
 
         Args:
-            owner: Description of this process, for the error messages of a fenced process.
+            owner: Description of this process, for the error of a writer that it replaces.
         """
 
     @abc.abstractmethod
@@ -126,7 +126,7 @@ class CheckpointStore(abc.ABC):
 
         Raises:
             TypeError: The state holds a value that is not plain data; the message names its place.
-            OSError: The storage failed.
+            OSError: The checkpoint's files cannot be written.
             Fenced: A newer process has claimed the storage.
         """
 
@@ -159,7 +159,7 @@ class CheckpointStore(abc.ABC):
         """Remove all checkpoints of the storage; fence (end) a process that still writes to it.
 
         Args:
-            owner: Description of this process, for the error messages of a fenced process.
+            owner: Description of this process, for the error of a writer that it replaces.
         """
 
 

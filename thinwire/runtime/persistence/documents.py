@@ -30,7 +30,7 @@ _DEEPEST_NESTING = 16
 
 
 class Document:
-    """Base class of dataclasses that are written and read as JSON."""
+    """Base class of dataclasses that nodes send and files store as JSON."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return field name -> plain JSON value for the fields of this document."""
@@ -119,7 +119,7 @@ _kind_arguments: Callable[[Any], Any] = _once(typing.get_args)
 
 @_once
 def _kinds(cls: Any) -> dict[str, Any]:
-    """Return the field names and resolved annotations of a dataclass, in order."""
+    """Return field name -> resolved annotation of a dataclass, in the order of the fields."""
     hints = typing.get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 

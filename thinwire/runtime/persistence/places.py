@@ -1,4 +1,4 @@
-"""Storage of a PS's checkpoints: the run directory, or the address of --checkpoint_dir."""
+"""Storage of a PS's checkpoints: a folder of the run directory, or the address --checkpoint_dir."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def discard_checkpoints(address: str, node: str | None, owner: str) -> None:
     Args:
         address: Value of --checkpoint_dir.
         node: Name of the node whose checkpoints to remove, for example ``ps-0``. None: all nodes.
-        owner: Description of this process, for the error messages of a fenced process.
+        owner: Description of this process, for the error of a writer that it replaces.
 
     Raises:
         ConfigurationError: The storage failed.
@@ -62,7 +62,7 @@ def discard_records(address: str, owner: str) -> None:
 
     Args:
         address: Value of --report_dir.
-        owner: Description of this process, for the error messages of a fenced process.
+        owner: Description of this process, for the error of a writer that it replaces.
 
     Raises:
         ConfigurationError: The storage failed.

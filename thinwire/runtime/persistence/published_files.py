@@ -27,7 +27,7 @@ class PublishedFiles:
 
     Args:
         store: Object store that only this run uses.
-        owner: Description of this process, for the error messages of a fenced process.
+        owner: Description of this process, for the error of a writer that it replaces.
     """
 
     def __init__(self, store: ObjectStore, owner: str) -> None:

@@ -106,7 +106,7 @@ class StoredCheckpoints(CheckpointStore):
         """Return (step, state) of the newest whole checkpoint, or None if no checkpoint exists.
 
         Raises:
-            ConfigurationError: The storage failed, or another version of Thinwire wrote there.
+            ConfigurationError: The storage failed, or another version of Thinwire wrote the log.
         """
         self._read_log()
         self.num_skipped = 0
@@ -122,7 +122,7 @@ class StoredCheckpoints(CheckpointStore):
         """Return the newest checkpoint's state with a zero instead of each array; None without one.
 
         Raises:
-            ConfigurationError: The storage failed, or another version of Thinwire wrote there.
+            ConfigurationError: The storage failed, or another version of Thinwire wrote the log.
         """
         self._read_log()
         for entry in reversed(self._entries):
@@ -136,7 +136,7 @@ class StoredCheckpoints(CheckpointStore):
         """Return the states of all whole checkpoints, oldest first; log damaged checkpoints.
 
         Raises:
-            ConfigurationError: The storage failed, or another version of Thinwire wrote there.
+            ConfigurationError: The storage failed, or another version of Thinwire wrote the log.
         """
         self._read_log()
         states = []
@@ -159,7 +159,7 @@ class StoredCheckpoints(CheckpointStore):
         """Claim the storage by a log entry; first read entries that other processes still write.
 
         Raises:
-            ConfigurationError: The storage failed, or another version of Thinwire wrote there.
+            ConfigurationError: The storage failed, or another version of Thinwire wrote the log.
         """
         self._take_over(owner, begins_anew=False)
 
@@ -169,7 +169,7 @@ class StoredCheckpoints(CheckpointStore):
         Entry numbers and generations do not restart, so a process that still writes is rejected.
 
         Raises:
-            ConfigurationError: The storage failed, or another version of Thinwire wrote there.
+            ConfigurationError: The storage failed, or another version of Thinwire wrote the log.
         """
         self._take_over(owner, begins_anew=True)
 
@@ -258,7 +258,7 @@ class StoredCheckpoints(CheckpointStore):
         """Read all log entries; keep the snapshots after the newest claim that discards snapshots.
 
         Raises:
-            ConfigurationError: The storage failed, or another version of Thinwire wrote there.
+            ConfigurationError: The storage failed, or another version of Thinwire wrote the log.
         """
         try:
             numbers = self._numbers(self._store.names())

@@ -19,7 +19,7 @@ from thinwire.runtime.run.lock import DirectoryLock
 
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
-#: Files and folders with the records of a run, which the Supervisor or Standalone writes.
+#: Files and folders in the run directory with the records of a run (metrics, summary, report).
 _RECORDS = (METRICS_FILE, SUMMARY_FILE, "best.keras", "report", "measure")
 #: Folders of a run directory that contain one folder for each node.
 _NODE_FOLDERS = ("checkpoints", "tb")
@@ -92,7 +92,7 @@ def note_failure(run_dir: pathlib.Path, why: str, begun_at: int) -> None:
 
     Args:
         run_dir: Directory of the run.
-        why: Description of the failure, for people.
+        why: Description of the script's failure, for people.
         begun_at: Update number at which the failed process had started to train.
     """
     text = json.dumps({"why": why, "begun_at": begun_at})
@@ -182,5 +182,5 @@ class LogFile(logging.FileHandler):
         if not self._was_reported:
             self._was_reported = True
             text = f"cannot write the log {self.baseFilename}: {error.strerror or error}"
-            with contextlib.suppress(OSError):  # stderr may fail, too
+            with contextlib.suppress(OSError):  # writing to stderr may fail, too
                 self._report(f"{text}. Records are missing there; this node continues.")

@@ -95,8 +95,8 @@ def finished_summary(run: Run, script: Sequence[str] = ()) -> str | None:
         script: Path and arguments of the script that the workers run; empty without a script.
 
     Raises:
-        OtherRun: The directory holds a finished run with other settings or another script, and
-            --resume is not given.
+        OtherRun: The directory holds a finished run whose settings or script differ from the given
+            ones, and --resume is not given.
     """
     try:
         summary = json.loads((run.run_dir / SUMMARY_FILE).read_text())

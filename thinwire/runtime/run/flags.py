@@ -30,9 +30,9 @@ class Option:
     name: str
     default: Any  # value if the flag is not given; None: the flag is then unset
     text: str  # description in --help, to which unit and default are added
-    unit: str = ""  # seconds, Mbit/s, fraction ...; the kind of text for a text flag
-    low: float | None = None  # inclusive lower bound of an integer or number
-    high: float | None = None  # inclusive upper bound of an integer or number
+    unit: str = ""  # unit of a number (seconds, Mbit/s, ...); kind of text of a text flag
+    low: float | None = None  # inclusive lower bound of a numeric flag; None: no bound
+    high: float | None = None  # inclusive upper bound of a numeric flag; None: no bound
     values: tuple[str, ...] = ()  # allowed words of a choice flag
     rule: FlagRule | None = None
     unset: str = ""  # for --help: what happens if the flag is unset

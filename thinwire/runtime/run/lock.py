@@ -34,7 +34,8 @@ from types import TracebackType
 
 from thinwire.ops.types import ConfigurationError
 
-#: Time to wait for a lock, in seconds: a restart must succeed while the old process still exits.
+#: Time to wait for a node's lock, in seconds: a restarted node must start while its old process
+#: still exits.
 PATIENCE_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1
 _MOST_BYTES = 4096  # number of bytes of a lock file that are read at most
@@ -147,7 +148,7 @@ class DirectoryLock:
         On a file system without locks, log a warning and continue without a lock.
 
         Args:
-            owner: Description of this process.
+            owner: Description of this process, which other processes read if the lock is held.
             patience_seconds: Time to wait for the lock while its owner exits, in seconds.
 
         Raises:

@@ -16,7 +16,7 @@ from thinwire.runtime.run.script_target import ScriptTarget
 
 
 class OtherRun(ConfigurationError):
-    """The run to continue was trained with other code or other settings."""
+    """The run to continue was trained with code or settings that differ from the present ones."""
 
 
 def refusal(where: str, difference: str, updates: int | None) -> str:

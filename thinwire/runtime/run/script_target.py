@@ -102,7 +102,7 @@ def _file_of(module: str) -> pathlib.Path:
                 ".py. Start in the folder that holds its package, as for python -m."
             )
         place = list(spec.submodule_search_locations or ())
-    if place:  # a package
+    if place:  # the module is a package, which ``python -m`` runs by its __main__
         spec = importlib.machinery.PathFinder.find_spec(f"{module}.__main__", place)
     if spec is None or spec.origin is None or not spec.has_location:
         raise ConfigurationError(

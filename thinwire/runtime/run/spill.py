@@ -1,4 +1,4 @@
-"""Large buffers in unnamed files, for processes that must not hold many buffers in memory."""
+"""Large buffers (payloads, copies of the model) in unnamed files, to limit a process's memory."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class PredictionSetting(Document):
 class Predicted(Document):
     """A method (composition of policies), with its predicted speed and traffic."""
 
-    flags: list[str]  # flags that select the composition
+    flags: list[str]  # command-line flags that select the composition
     digest: str  # digest of the composition's policies and their settings
     prediction: Prediction
     coding_seconds: float  # time to encode and decode one exchange on the Advisor's host
@@ -70,7 +70,7 @@ class WorkerLink(Document):
 class Excluded(Document):
     """A method (composition of policies) for which the Advisor has no prediction."""
 
-    flags: list[str]  # flags that select the composition
+    flags: list[str]  # command-line flags that select the composition
     why: str  # reason why the composition has no prediction
 
 
@@ -82,11 +82,11 @@ class Recommendation(Document):
     given: list[str]  # flags of the run for which the Advisor made the file
     links: list[WorkerLink]
     ideal_samples_per_second: float  # training rate if no worker ever waits
-    rate: float  # fraction of the ideal rate that the proposal should reach
+    rate: float  # fraction of the ideal rate that the proposed composition should reach
     predicted: list[Predicted]  # compositions with predictions, from lossless to lossy
     left_out: list[Excluded]  # compositions without a prediction, with the reasons
     proposal: int  # index of the proposed composition in `predicted`
-    reached: bool  # True if the proposal reaches `rate`
+    reached: bool  # True if the proposed composition reaches the fraction `rate`
     script: list[str] = dataclasses.field(default_factory=list)  # path and arguments of the script
     schema: int = _SCHEMA
 

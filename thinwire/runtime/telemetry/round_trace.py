@@ -40,10 +40,10 @@ class RoundRecord(NamedTuple):
     """Record of one round as the worker measured it, in seconds of the worker's monotonic clock."""
 
     num_iters: int  # number of the worker's exchange with the PS, from 1
-    num_samples: int  # examples that the worker trained on in this round
+    num_samples: int  # number of examples that the worker trained on in this round
     total_time: float  # seconds of training by this worker so far, over all its incarnations
     n_local: int  # number of local steps in this round
-    epoch: int  # completed passes over the worker's own examples
+    epoch: int  # number of passes over its own examples that the worker has completed
     version: int  # number of updates of PS shard 0's model after the round
     staleness: int  # updates applied between this worker's pull and its push
     loss: float | None  # mean training loss over the local steps; None: unknown
@@ -51,8 +51,8 @@ class RoundRecord(NamedTuple):
     bytes_received: int  # bytes received from all PS shards in this round, with framing
     barrier_wait: float  # seconds for which a PS delayed its reply to wait for workers
     transfer: float  # seconds of the exchange without the barrier: links, queues, merging
-    time: dict[str, float]  # phase -> seconds, summed over the round
-    steps: list[dict[str, float]] | None  # phase -> seconds per local step; None: not recorded
+    time: dict[str, float]  # phase name -> seconds in this round
+    steps: list[dict[str, float]] | None  # per local step: phase -> seconds; None: not recorded
 
 
 @dataclasses.dataclass(frozen=True)

@@ -94,7 +94,7 @@ class Histogram(Document):
 
 @dataclasses.dataclass(frozen=True)
 class WorkerMetrics(Document):
-    """Figures of one worker. Seconds and bytes are totals since the worker first joined."""
+    """Counts and times of one worker. Seconds and bytes are totals since its first join."""
 
     id: int  # worker id, from 1
     state: Literal["waiting", "training", "suspect", "between fits", "left", "done"] = "waiting"
@@ -158,7 +158,7 @@ class RunStatus(Document):
 
     @property
     def dense_bytes(self) -> int:
-        """Size of the whole model in float32, in bytes."""
+        """Size of all model parameters in float32, in bytes."""
         return 4 * self.num_parameters
 
     @property

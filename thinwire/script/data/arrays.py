@@ -74,11 +74,11 @@ def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
 
     Args:
         arguments: Arguments of Keras' fit, by name.
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
 
     Raises:
         ConfigurationError: A worker would have no rows, a batch in the middle of an epoch would
-            have fewer rows than workers, or the labels do not fit the partition.
+            have fewer rows than the run has workers, or the labels do not fit --partition.
     """
     fit_arguments = dict(arguments)
     cut_off_validation(fit_arguments)
@@ -133,7 +133,7 @@ def steps_of_worker(
         given: Arguments of Keras' fit, by name.
         total: Number of rows in one pass over the data.
         batch_size: Batch size of the script, in rows.
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
         is_repeated: True if the data itself repeats its batches after a pass.
 
     Raises:
@@ -163,7 +163,7 @@ def _rounds(
     """Return the row counts of all workers in each step; None if workers do not divide batches.
 
     Args:
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
         batch_size: Batch size of the script, in rows.
         total: Number of rows that the script gave to `fit` on this worker.
         sizes: Number of rows in each worker's part; None if the script divides its rows itself.
@@ -242,7 +242,7 @@ class _Shares:
         Args:
             epoch: Number of the epoch within the call of `fit`, from 0.
             shuffle: Argument `shuffle` of `fit`: True, False or "batch".
-            place: This worker's place in the run.
+            place: This worker's place in the run: its number and the rules of division.
         """
         rows = self.rows
         if _reorders(shuffle):

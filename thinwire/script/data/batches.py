@@ -33,11 +33,11 @@ def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
 
     Args:
         arguments: Arguments of Keras' fit, by name.
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
 
     Raises:
         ConfigurationError: --partition is not iid, the PyDataset has fewer batches than workers, or
-            a batch to be divided has fewer rows than workers.
+            a batch to be divided has fewer rows than the run has workers.
     """
     fit_arguments, whole = dict(arguments), arguments["x"]
     if not place.is_shared:
@@ -162,7 +162,7 @@ class SharedBatches(keras.utils.PyDataset):
 
         Args:
             whole: PyDataset of the script.
-            place: This worker's place in the run.
+            place: This worker's place in the run: its number and the rules of division.
             sizes: Number and sizes of the batches of `whole`.
             shuffled: True if `fit` shuffles the batches of each epoch.
         """

@@ -71,7 +71,7 @@ class _Attempt:
         self._num_rows = int(rows_in(batch, self._taken))
 
     def mixes(self, place: WorkerPlace) -> bool:
-        """Return True if the workers' parts give different rows than the whole batch."""
+        """Return True if the map gives the workers' parts other rows than the whole batch."""
         owners = deal(self._num_rows, place.num_workers, (place.rule.seed, 0, 0, 0))
         for worker in np.unique(owners):
             rows = np.flatnonzero(owners == worker)
@@ -84,7 +84,7 @@ class _Attempt:
         return False
 
     def reacts(self) -> bool:
-        """Return True if a change of the first row changes the results of the other rows.
+        """Return True if a change of a batch's first row changes the map's results for later rows.
 
         `mixes` misses a map that depends on the maximum of a batch, for example, if all parts of
         the batch happen to have the same maximum. A change of the first row reveals that map.
@@ -145,11 +145,11 @@ def _kept_variables(function: Any) -> Iterator[None]:
         yield
     finally:
         for variable, value in values:
-            with contextlib.suppress(AttributeError):  # a read-only variable
+            with contextlib.suppress(AttributeError):  # the variable is read-only
                 variable.assign(value)
 
 
-# -- the same function without random numbers ------------------------------------------------------
+# -- the map's function without random numbers -----------------------------------------------------
 
 #: Names of random ops whose first input is the shape of their result.
 _DRAWS = re.compile(
@@ -200,7 +200,7 @@ def _replace_draws(body: Any, suffix: str) -> None:
             of_shape = (node.attr["Tshape"] if "Tshape" in node.attr else node.attr["T"]).type
             value = node_def_pb2.NodeDef(name=f"{node.name}_drawn", op="Const")
             value.attr["dtype"].type = kind
-            if "UniformInt" in node.op:  # the lowest number that the op may draw
+            if "UniformInt" in node.op:  # replaced by the lowest number that the op may draw
                 lowest = node.input[-2 if not node.input[-1].startswith("^") else -3]
             else:
                 tensor = tf.make_tensor_proto(0.5 if tf.DType(kind).is_floating else 1, dtype=kind)

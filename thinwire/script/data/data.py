@@ -28,7 +28,7 @@ def share(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
 
     Args:
         arguments: Arguments of the script's call of Keras' fit, by name; not modified.
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
 
     Returns:
         The arguments with this worker's part of the training data, batch size and number of steps.
@@ -76,7 +76,7 @@ def part_of_data(data: tuple[Any, ...], place: WorkerPlace) -> Any:
     Args:
         data: Arrays [N, ...] in any nesting, or one tf.data.Dataset, keras.utils.PyDataset or
             ray.data.Dataset. Some partitions use the last arrays as labels.
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
 
     Returns:
         A tuple with the part of each array; for a single array or dataset, only its part. The part

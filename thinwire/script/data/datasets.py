@@ -48,7 +48,7 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
 
     Args:
         arguments: Arguments of Keras' fit, by name.
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
 
     Raises:
         ConfigurationError: The workers' parts cannot be shown to be disjoint and complete, a part
@@ -287,7 +287,7 @@ class _WorkerPart:
 
         Args:
             plan: Transformations of the pipeline.
-            place: This worker's place in the run.
+            place: This worker's place in the run: its number and the rules of division.
             is_repeated: True if an epoch of `fit` may continue into the next pass over the data.
             unfilled: Counter of rounds in which this worker has no rows, as it finds while it reads
                 the data; None: do not count these rounds.
@@ -343,7 +343,7 @@ class _WorkerPart:
         return BatchParts.of_rows(self._place, size, rows, self._plan.drops_rest)
 
     def short_by(self) -> int:
-        """Return the steps by which this worker's epoch is shorter than a worker's longest epoch."""
+        """Return how many steps this worker's epoch is shorter than a worker's longest epoch."""
         rows, plan, place = self.rows_of_workers(), self._plan, self._place
         if rows is None or plan.batch_size is None or plan.num_passes < 0:
             return 0

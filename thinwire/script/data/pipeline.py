@@ -46,8 +46,8 @@ def shapes_of(dataset: Pipeline) -> list[tf.TensorShape]:
 def _again(wrapper: Any) -> Callable[..., Any]:
     """Return a transformation's traced function for use in a rebuilt transformation.
 
-    The returned function calls the existing trace. Tracing the script's Python function again would
-    read Python variables that may have changed since the script built its dataset.
+    The returned function calls the existing trace. A second trace of the script's Python function
+    would read Python variables that may have changed since the script built its dataset.
     """
     takes_tuple = type(wrapper._input_structure) is tuple
 
@@ -145,8 +145,8 @@ _ONE_TO_ONE = (
     "_DenseToRaggedDataset",
     "CacheDataset",
 )
-#: Class names of transformations that are rebuilt with a different seed or file on each worker, or
-#: (zip) with several inputs.
+#: Class names of transformations that need a different seed or file on each worker, or (zip) have
+#: several inputs.
 SHUFFLE, CACHE, ZIP = "_ShuffleDataset", "CacheDataset", "_ZipDataset"
 _CHOICE = "_DirectedInterleaveDataset"
 BATCHES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset")
@@ -197,7 +197,7 @@ def repeats(node: Pipeline) -> int:
 
 
 def has_batches(node: Pipeline) -> bool:
-    """Return True if any transformation of a pipeline makes batches."""
+    """Return True if a pipeline contains a transformation that makes batches."""
     return name_of(node) in BATCHES or any(has_batches(source) for source in inputs_of(node))
 
 
@@ -241,12 +241,12 @@ def _passed_by(node: Pipeline) -> Pipeline | None:
 
 
 def commutes(node: Pipeline) -> bool:
-    """Return True if parts of a transformation's input give parts of its output."""
+    """Return True if a transformation turns a part of its input into a part of its output."""
     return name_of(node) in _REBUILD or name_of(node) in (SHUFFLE, *KEEPING, *BATCHES)
 
 
 def is_rebuilt_whole(node: Pipeline) -> bool:
-    """Return True if `rebuild_in_order` can rebuild a transformation on another whole input."""
+    """Return True if `rebuild_in_order` can rebuild a transformation on a new, whole input."""
     return commutes(node) or name_of(node) in _REBUILD_WHOLE
 
 

@@ -182,10 +182,10 @@ class WorkerPlace:
         return self.divides_batch and 0 < num_rows < self.num_workers
 
     def short_batch(self, num_rows: int, where: str) -> ConfigurationError:
-        """Return the error for a batch in mid-epoch that has fewer rows than the run has workers.
+        """Return the error for a batch within an epoch with fewer rows than the run has workers.
 
         Args:
-            num_rows: Rows of the batch.
+            num_rows: Number of rows in the batch.
             where: Name of the batch, as the subject of a sentence: "batch 3 of the PyDataset".
         """
         return ConfigurationError(
@@ -270,7 +270,7 @@ class BatchParts:
         """Return the parts of a worker's mini-batches in a pass over a known number of rows.
 
         Args:
-            place: This worker's place in the run.
+            place: This worker's place in the run: its number and the rules of division.
             batch_size: Batch size of the script, in rows.
             rows: Number of rows of each worker.
             drops_rest: True if a last batch with fewer rows is dropped.
@@ -298,7 +298,7 @@ class BatchParts:
         """Return parts by which the workers' last mini-batches share the parts left in a pass.
 
         Args:
-            place: This worker's place in the run.
+            place: This worker's place in the run: its number and the rules of division.
             num_batches: Number of the script's batches in a pass without Thinwire.
             steps: Number of mini-batches of each worker.
             full: Number of full mini-batches of each worker, which have all their parts.
@@ -337,7 +337,7 @@ class Rounds(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """Arguments of a worker's `fit` after the division of the data, and facts about the division.
+    """Arguments of Keras' `fit` with a worker's part of the data, and facts about the division.
 
     Attributes:
         arguments: Arguments of Keras' fit for this worker, by name.

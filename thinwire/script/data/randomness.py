@@ -74,7 +74,7 @@ def own_randomness(place: WorkerPlace) -> Iterator[None]:
     numbers again. The seeds of a model's layers do not change.
 
     Args:
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
     """
     if place.num_workers == 1:
         yield

@@ -36,7 +36,7 @@ def share_ray_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
 
     Args:
         arguments: Arguments of Keras' fit, by name.
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
 
     Raises:
         ConfigurationError: A named column does not exist, a column's cells differ in shape, or the
@@ -141,7 +141,7 @@ def _batches(dataset: Any, columns: _Columns, total: int, size: int, place: Work
         columns: Roles (x, labels, weight) of the columns of `dataset`.
         total: Number of rows in `dataset`.
         size: Number of rows in a full window, which all workers divide.
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
     """
     _keep_order(dataset)
     epochs = itertools.count()

@@ -1,4 +1,4 @@
-"""Number of rows that all workers together train on in each step of an epoch.
+"""Number of rows (examples) that all workers together train on in each step of an epoch.
 
 A loss that sums over rows must sum over the rows of all workers in a round (a step of all workers).
 A server takes the mean of the workers' gradients, weighted by rows. So a worker must know the
@@ -25,7 +25,7 @@ class EvenRounds:
     num_workers: int
 
     def num_rows(self, step: int, own: int) -> int:
-        """Return the number of rows of all workers in a step, estimated as n times this worker's."""
+        """Return the rows of all workers in a step, estimated as n times this worker's rows."""
         del step
         return own * self.num_workers
 

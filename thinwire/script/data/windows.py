@@ -54,7 +54,7 @@ def deal_elements(
     Args:
         whole: Dataset with the same elements in the same order on every worker.
         window: Number of elements in a full window, which all workers divide.
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
         drops_rest: True to drop a last window that is not full.
         is_repeated: True if an epoch of `fit` may continue into the next pass over the data.
         unfilled: Counter of windows in which this worker gets no element; None: do not count.
@@ -101,7 +101,7 @@ def cut_batches(
 
     Args:
         whole: Dataset with the same batches in the same order on every worker.
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
         rest: Number of rows in a short last batch; 0 without a short batch, None if unknown. Only
             the last batch of an epoch may have fewer rows than the run has workers; a worker
             without rows then has one step fewer.
@@ -172,7 +172,7 @@ def _slices(values: Any) -> _Dataset:
     return tf.data.Dataset.from_tensor_slices(values)
 
 
-# -- None components, which a window cannot hold ---------------------------------------------------
+# -- None components of elements, which a window's tensors cannot hold -----------------------------
 
 
 def _without_none(dataset: _Dataset) -> _Dataset:
@@ -226,7 +226,8 @@ def take_rows_of(batch: Any, positions: Any, of_rows: Sequence[bool] | None = No
     Args:
         batch: Tensors, ragged tensors and sparse tensors, in any nesting.
         positions: [n] int64 row numbers, ascending.
-        of_rows: Result of `arrays_of_rows`; None: computed from `batch`.
+        of_rows: For each array of the batch, True if it has one row for each example, as
+            `arrays_of_rows` returns; None: computed from `batch`.
     """
     return map_rows(lambda rows: _take(rows, positions), batch, of_rows)
 
