@@ -58,9 +58,9 @@ class BacklogState(enum.Enum):
 
     WRITING = "the last write succeeded, or there was no write yet"
     FAILING = "the last write raised an error"
-    STALLED = "a line has waited for space in vain; lines are lost until half the space is free"
+    STALLED = "a line has waited for space in vain; new lines are lost until half the space is free"
     CLOSING = "the backlog takes no more lines; its waiting lines are still written"
-    CLOSED = "nothing is written any more"
+    CLOSED = "the backlog's lines are written or dropped, and nothing more is written"
 
 
 class Offered(enum.Enum):

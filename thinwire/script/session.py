@@ -675,7 +675,7 @@ class Session:
         self._cut()
         self._saved = self.part.core.save()
         self.part.leave(cause)
-        logging.info("left the run after %d exchanges (%s)", self.part.core.step, cause)
+        logging.info("this worker left the run after %d exchanges (%s)", self.part.core.step, cause)
 
     def _cut(self) -> None:
         """Wait `_CUT_SECONDS` for the exchange in the background, then abandon the exchange."""
@@ -685,7 +685,7 @@ class Session:
             self.part.closing.set()  # a lost stream ends the exchange without a reconnect
             self._exchanges = BackgroundCalls("exchange")
         except Exception as error:  # noqa: BLE001 - this worker leaves the run anyway
-            logging.info("the exchange under way failed while leaving: %s", error)
+            logging.info("the unfinished exchange failed while this worker left the run: %s", error)
 
     def _new_part(self, statistics: Float32) -> WorkerSession:
         """Return a new incarnation of this worker (a fresh id for the PS), before it joins the run.

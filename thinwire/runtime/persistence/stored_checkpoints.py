@@ -129,7 +129,7 @@ class StoredCheckpoints(CheckpointStore):
             try:
                 return decode_values(entry.content["tree"]) if entry.content else None
             except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-                _log.debug("entry %d cannot be read: %s", entry.number, error)
+                _log.debug("entry %d of the checkpoint log cannot be read: %s", entry.number, error)
         return None
 
     def load_all(self) -> list[State]:
@@ -289,7 +289,7 @@ class StoredCheckpoints(CheckpointStore):
             if version == FORMAT_VERSION:
                 _check_entry(content)
         except ObjectMissingError:
-            return _Entry(number, None, "it has been removed")
+            return _Entry(number, None, "the log entry has been removed")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             return _Entry(number, None, f"{type(error).__name__}: {error}")
         if version != FORMAT_VERSION:
@@ -361,10 +361,13 @@ class StoredCheckpoints(CheckpointStore):
                     by, generation = content["owner"], str(content["generation"])
                     break
         except (StorageError, ConfigurationError) as error:
-            _log.warning("cannot read which process has taken over: %s", error)
+            _log.warning(
+                "the claim of the process that has taken over the checkpoints cannot be read: %s",
+                error,
+            )
         return Fenced(
             f"{self.address} has been taken over by {by}, as generation {generation}; this "
-            f"process ({self._owner}) is generation {self._generation}, and writes nothing there "
+            f"process ({self._owner}) is generation {self._generation}, and writes nothing to it "
             "any more. The run continues with the other process. If that is a mistake, stop the "
             "other process first, or give this process another address."
         )

@@ -161,7 +161,11 @@ class DirectoryLock:
                 if self._clock() >= deadline:
                     raise ConfigurationError(self._refusal())
                 if not waits:
-                    _log.info("%s is locked; waiting up to %g s", self.path, patience_seconds)
+                    _log.info(
+                        "%s is locked by another process; waiting up to %g s for its release",
+                        self.path,
+                        patience_seconds,
+                    )
                 waits = True
                 self._sleep(_PAUSE_SECONDS)
             self._write(owner)
