@@ -536,7 +536,8 @@ def _loaded(node: Pipeline, unordered: bool) -> str:
     if is_default and len(tf.io.gfile.glob(f"{node._path}/*/*/")) > 1:
         return (
             "load reads several shards, as many at the same time as this machine has processors; "
-            "give it a reader_func such as lambda shards: shards.interleave(lambda x: x, cycle_length=8)"
+            "give it a reader_func such as "
+            "lambda shards: shards.interleave(lambda x: x, cycle_length=8)"
         )
     reason = _impure(reader.function.graph.as_graph_def())
     if not reason and unordered and not is_default:
