@@ -1,9 +1,9 @@
 """The registry of down codecs, and the check for settings without an effect.
 
-``dense``, ``delta`` and ``relay`` are exact: after the worker has applied the reply, its floats
-equal the shard's bit for bit. ``sparse`` sends the largest differences first and keeps the smaller
-ones for later replies. ``auto`` is ``relay`` for a worker until the worker's replies are large, and
-``sparse`` after that.
+``dense``, ``delta`` and ``relay`` are exact: after the worker has applied the reply, its weights
+equal the shard's bit for bit. ``sparse`` sends the largest differences first and the smaller ones
+in later replies. ``auto`` works like ``relay`` for a worker until the worker's replies are large,
+and then like ``sparse``.
 """
 
 from __future__ import annotations

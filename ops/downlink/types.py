@@ -33,7 +33,7 @@ class ModelRequest:
     worker: int
     step: int  # the worker's step of the push; 0 for a pull
     base_version: int | None  # version of the worker's weights; None: unknown to this shard
-    push_bytes: int = 0  # bytes of the coded push; 0 for a pull
+    push_bytes: int = 0  # bytes of the worker's newest coded push; 0 if it has not pushed
     is_urgent: bool = False  # True: other workers' requests wait, so the shard must save CPU time
 
 
