@@ -118,7 +118,7 @@ def main(arguments: list[str], runs_script: bool = False) -> int:
         )
         return EXIT_BAD_FLAG
     _start_log()
-    configure_libraries(tensorflow_log_level=3)  # before the import of gRPC, which reads them
+    configure_libraries(tensorflow_log_level=3)  # sets variables that gRPC reads at its import
     try:
         return _play(arguments[1:] if takes_script else None)
     except KeyboardInterrupt:
@@ -326,7 +326,8 @@ def run(
 
     Args:
         program: Program and subcommand for messages, for example ``thinwire ps``.
-        arguments: The flags. If `runs_script`, a user's script and its arguments follow the flags.
+        arguments: Words of the command line: the flags and, if `runs_script`, a user's script and
+            its arguments.
         role: Role of this node (a value of --type_node). None: the flags contain --type_node.
         runs_script: True if the workers run a user's script.
     """

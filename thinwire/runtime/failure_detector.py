@@ -23,7 +23,7 @@ import dataclasses
 _MEAN_GAIN, _DEVIATION_GAIN = 1 / 8, 1 / 4  # weights of a new duration: alpha, beta of RFC 6298
 _DEVIATIONS = 4.0  # deviations that the timeout adds to the mean: K of RFC 6298
 _MARGIN = 2.0  # the timeout is at least this multiple of the peer's longest recent silence
-_FORGOTTEN = 7 / 8  # each heartbeat multiplies the longest silence and the patience by this
+_FORGOTTEN = 7 / 8  # factor of the longest silence and of the patience at each heartbeat
 _MOST_PATIENCE = 8.0  # upper bound of the patience, which doubles at each false alarm
 
 
@@ -73,7 +73,7 @@ class RtoEstimator:
         most_seconds: Upper bound of the timeout, in seconds. It is the timeout until the peer has
             sent two heartbeats.
         last_arrival_at: Moment of the peer's newest message, or of `begin`, in clock seconds.
-        beat_at: Moment of the newest heartbeat, in clock seconds. None before the first heartbeat.
+        beat_at: Moment of the newest heartbeat, in clock seconds; None before the first heartbeat.
         longest_seconds: Longest recent silence that ended with an arrival, in seconds.
         patience: Factor of the timeout: 1 at first, doubled by each false alarm.
         beats: Mean and deviation of the intervals between heartbeats.

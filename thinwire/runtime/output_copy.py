@@ -316,7 +316,7 @@ def sink_of(stream: TextIO | None) -> Sink:
 
 
 class OutputCopy:
-    """Copy of output lines to a sink. No call raises an error or waits longer than the patience.
+    """Copy of output lines to a sink. No method raises an error or waits longer than the patience.
 
     A sink that is slower than its writers slows the writers down, as a pipe does. If a line has
     waited for the patience, the copy drops lines.

@@ -17,7 +17,7 @@ any time. There are four kinds of input:
   the thread has copied, as with ssh.
 
 A stream is UNREAD until the first process opens it, then READING. A stream is ENDED at its end, or
-FAILED if it cannot be read or its copy cannot be written. Only the reading thread changes READING.
+FAILED if it cannot be read or its copy cannot be written. Only its reading thread ends READING.
 """
 
 from __future__ import annotations

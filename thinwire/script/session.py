@@ -380,7 +380,7 @@ class Session:
         return max(count, self._counts_ahead[optimizer]) if self._counts_ahead else count
 
     def _batches(self, parts: int) -> int:
-        """Return the number of script batches that all workers train on for this worker's parts.
+        """Return how many script batches all workers train on while this worker trains on `parts`.
 
         In a run of n workers a batch of the script has n parts. In synchronous rounds all n workers
         take equally many parts, so that k parts of this worker mean k batches of the run.
@@ -601,8 +601,8 @@ class Session:
     def _go_on(self, statistics: Float32 | None) -> None:
         """Start the next step at the previous exchange's values, before this step's reply arrives.
 
-        The moving statistics for the next step are the newest averages plus this step's change. The
-        weights are computed in the same way.
+        The moving statistics for the next step are the newest averages plus this step's change, and
+        the weights are the newest weights plus this step's change.
         """
         core = self.part.core
         self._versions = list(core.versions)

@@ -74,7 +74,7 @@ class ObjectStore(abc.ABC):
 
     @abc.abstractmethod
     def below(self, name: str) -> ObjectStore:
-        """Return the part of this storage whose names begin with ``name/``."""
+        """Return an object store of the objects in this storage with names below ``name/``."""
 
     def check(self) -> None:
         """Test the storage: create an object twice (the second must fail), read, list, remove it.
@@ -155,7 +155,7 @@ class LocalObjects(ObjectStore):
                 (self._folder / name).unlink(missing_ok=True)
 
     def below(self, name: str) -> LocalObjects:
-        """Return the part of this storage whose names begin with ``name/``."""
+        """Return an object store of the objects in this storage with names below ``name/``."""
         return LocalObjects(self._folder / name)
 
     def _write(self, name: str, data: bytes) -> tuple[pathlib.Path, pathlib.Path]:

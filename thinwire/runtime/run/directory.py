@@ -136,8 +136,8 @@ def clear(run_dir: pathlib.Path) -> None:
 class LogFile(logging.FileHandler):
     """Log file that drops log records while its disk is full.
 
-    The first lost record is reported. Where log records are missing, the file has a line with their
-    number.
+    The first lost log record is reported. Where log records are missing, the file has a line with
+    their number.
 
     Args:
         path: Path of the log file.

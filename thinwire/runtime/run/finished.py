@@ -106,7 +106,7 @@ def finished_summary(run: Run, script: Sequence[str] = ()) -> str | None:
     if reason is None:
         return None
     settings = summary.get(SETTINGS)
-    known = settings if isinstance(settings, dict) else {}  # early versions wrote no settings
+    known = settings if isinstance(settings, dict) else {}  # none in early versions
     difference = first_setting(known, deciding_settings(run)) or _other_script(run, script)
     if difference is not None and run.resume:
         return None

@@ -79,7 +79,7 @@ class DataChoice:
 
     dataset: str
     data_dir: str | None
-    scaling: str | None  # None: the data set's default scaling
+    scaling: str | None  # scaling of the inputs; None: default of the data set
     partition: str
     sharding_file: str | None
     dirichlet_alpha: float | None = None  # concentration of --partition=dirichlet

@@ -55,7 +55,7 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Parse the text of a target, for example ``val_mae<=0.3``.
+        """Parse the text of a run's target, for example ``val_mae<=0.3``.
 
         Raises:
             ValueError: The text is not a target.

@@ -34,7 +34,7 @@ class Evaluation(Document):
     metrics: dict[str, float | None]  # metric name -> value; None if the value is not finite
     bytes_up: int  # bytes that all workers have sent to PS shards so far
     bytes_down: int  # bytes that PS shards have sent to all workers so far
-    versions: list[int] = dataclasses.field(default_factory=list)  # updates per PS shard
+    versions: list[int] = dataclasses.field(default_factory=list)  # number of updates per PS shard
     final: bool = False  # True if the run ended with the evaluated version
 
 

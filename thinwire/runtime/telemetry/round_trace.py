@@ -17,7 +17,7 @@ from thinwire.runtime.persistence.documents import Document, parse_json
 
 CHECK_READY = "check ready"  # phase of ESync: the worker queries the state server
 GET_BATCH = "get_batch"
-FORWARD_AND_BACKWARD = "forward and backward"  # with the pause by which a slow device is emulated
+FORWARD_AND_BACKWARD = "forward and backward"  # phase with the pause of an emulated slow device
 LOCAL_UPDATE = "local update"
 ENCODE = "encode"  # phase that encodes the push; ESync's own logs lack this phase
 GLOBAL_UPDATE = "global update"  # phase that exchanges a weight change: barrier, transfer, apply

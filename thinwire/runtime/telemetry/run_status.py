@@ -114,7 +114,7 @@ class WorkerMetrics(Document):
     non_finite: int = 0  # number of mini-batches not pushed because their gradient was not finite
     restarts: int = 0  # number of times that a Cluster has restarted the worker
     steps_per_second: float = 0.0  # recent number of the worker's local steps per second
-    labels: dict[int, int] = dataclasses.field(default_factory=dict)  # class -> examples
+    labels: dict[int, int] = dataclasses.field(default_factory=dict)  # class -> number of examples
     datagrams: SentCounts | None = None  # datagrams that the worker sent; None: no datagrams
 
 

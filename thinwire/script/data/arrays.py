@@ -337,7 +337,7 @@ def labels_of(targets: Any, total: int, partition: str) -> NDArray[np.integer]:
 
     Args:
         targets: Argument `y` of `fit`: classes [N] or [N, 1], or one-hot vectors [N, C].
-        total: Number of rows N.
+        total: Number N of rows in the training data.
         partition: Value of --partition.
 
     Raises:

@@ -174,7 +174,8 @@ class SharedBatches(keras.utils.PyDataset):
         self._sizes = sizes
         self._epoch = 0
         self._plan = self._plan_of(place.worker)
-        self._plans: list[list[tuple[int, int]] | None] | None = None  # [worker - 1] -> plan
+        # For each worker the plan of the epoch; None until `num_rows` needs the plans.
+        self._plans: list[list[tuple[int, int]] | None] | None = None
         self._made: dict[int, _MadeBatch] = {}
         self._lock = threading.Lock()
 
@@ -204,7 +205,7 @@ class SharedBatches(keras.utils.PyDataset):
 
     @property
     def parts(self) -> BatchParts:
-        """Parts of the script's batches in each step of this worker, for learning rates."""
+        """Number of parts of a script's batch in each step of this worker, for learning rates."""
         place = self._place
         if not (self._last_is_short and place.worker == 1):
             return BatchParts.alike(place)

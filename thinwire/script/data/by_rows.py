@@ -40,10 +40,10 @@ def mixes_rows(wrapper: Any, batch: Any, place: WorkerPlace) -> bool:
         place: Place of any worker in the run; the trial distributes the rows as this place does.
 
     Returns:
-        True if the rows differ, or if no batch is known. False if the rows are equal, or if the
-        function fails on the whole batch, because the script then fails without Thinwire as well.
-        False also if the function's result differs from call to call, as for augmentation in
-        Python.
+        True if the parts give different rows, or if no batch is known. False if the parts give
+        equal rows, or if the function fails on the whole batch, because the script then fails
+        without Thinwire as well. False also if the function's result for one batch differs from
+        call to call, as for augmentation in Python.
     """
     if batch is None:
         return True

@@ -149,7 +149,7 @@ def _check_shareable(dataset: Pipeline, place: WorkerPlace) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """Chain of transformations of a pipeline that turn a part of their input into a part of output.
+    """Chain of a pipeline's transformations; parts of their inputs give parts of their outputs.
 
     Attributes:
         nodes: Transformations in order from the last one to the source. For each node except the
@@ -336,7 +336,7 @@ class _WorkerPart:
         return part
 
     def parts(self) -> BatchParts:
-        """Return the parts of the script's batches in each of this worker's mini-batches."""
+        """Return how many parts of a script's batch each of this worker's mini-batches has."""
         rows, size = self.rows_of_workers(), self._plan.batch_size
         if rows is None or size is None:
             return BatchParts.alike(self._place)

@@ -38,7 +38,7 @@ class FitCounts:
 
     def __init__(self) -> None:
         self.num_fits = 0
-        self._data: dict[int, tuple[weakref.ref[Any], int, int]] = {}  # by id() of the data set
+        self._data: dict[int, tuple[weakref.ref[Any], int, int]] = {}  # id(data set) -> counts
 
     def begin_fit(self, data: Any) -> FitNumber:
         """Count a call of `fit` whose argument x is `data`; return the position of the call."""

@@ -117,7 +117,8 @@ _REBUILD: dict[str, Callable[[Pipeline, Pipeline, bool], Pipeline]] = {
     "_OptionsDataset": lambda node, source, _: source.with_options(node.options()),
     "_RepeatDataset": lambda node, source, _: source.repeat(node._count),
     "_IgnoreErrorsDataset": lambda node, source, _: source.ignore_errors(),
-    "_AssertCardinalityDataset": lambda node, source, _: source,  # a part has fewer elements
+    # Drop the assertion of the number of elements: a worker's part has fewer elements.
+    "_AssertCardinalityDataset": lambda node, source, _: source,
     "_RestructuredDataset": lambda node, source, _: dataset_ops._RestructuredDataset(
         source, node.element_spec
     ),

@@ -246,7 +246,7 @@ class BatchParts:
         each: Number of parts in a mini-batch that is not the last of a pass.
         num_steps: Number of this worker's mini-batches in one pass over the data; None if all
             mini-batches have `each` parts.
-        last: Number of parts in the last mini-batch of a pass.
+        last: Number of parts in the last mini-batch of a pass over the data.
     """
 
     each: int = 1
