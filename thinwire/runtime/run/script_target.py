@@ -34,7 +34,7 @@ class ScriptTarget:
 
     @property
     def folder(self) -> pathlib.Path:
-        """Folder from which the program imports: of its file or, for a module, the current folder."""
+        """Folder of the program's imports: its file's folder; for a module, the current folder."""
         return pathlib.Path.cwd() if self.module else self.path.resolve().parent
 
     @property
