@@ -345,8 +345,8 @@ class BulkListener:
     @staticmethod
     def _take_over(half: _Half, handshake: Handshake, halves: _Halves) -> None:
         """Attach the bulk connection to its gRPC stream, then send the shard's proof."""
-        # Attaching comes before the proof. The client sends Switch on the gRPC stream as soon as the
-        # shard's proof arrives, and Switch is valid only on a stream with an attached connection.
+        # Attaching comes before the proof. The client sends Switch on the gRPC stream as soon as it
+        # has the shard's proof, and Switch is valid only on a stream with an attached connection.
         offer = half.offer
         halves.release(half)
         wire = handshake.wire(half.socket)
@@ -376,7 +376,7 @@ class _Halves:
         return half in self._all
 
     def add(self, half: _Half, address: str, now: float) -> None:
-        """Add a connection without a number; close the one that loses its place if all are taken."""
+        """Add a connection without a number; if all places are taken, another one is closed."""
         self._all[half] = None
         self._selector.register(half.socket, selectors.EVENT_READ, half)
         for displaced in self._strangers.take(half, address, now, MOST_STRANGERS):
