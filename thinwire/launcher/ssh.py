@@ -105,9 +105,8 @@ class Ssh:
             given: Standard input of the shell line. A file is streamed from its current position.
             seconds: Time limit of the shell line, in seconds.
 
-            Raises:
-                HostFailed: The shell
-                line failed, or did not end in time.
+        Raises:
+            HostFailed: The shell line failed, or did not end in time.
         """
         sent, read = (given, None) if isinstance(given, bytes) else (None, given)
         try:
