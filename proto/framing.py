@@ -31,14 +31,14 @@ INLINE_BYTES = 64 << 10
 #: bytes. Up to this size, two more copies cost less than one more message.
 MOST_INLINE_BYTES = 256 << 10
 
-_BULK_TAG = b"\x1a"  # Field 3 of every envelope: push, reply, part, holding.
+_BULK_TAG = b"\x1a"  # Field 3 of each envelope message: push, reply, part or holding.
 _BULK_BODIES = ("push", "reply", "part", "holding")
-_CHUNK_TAG = b"\x22"  # Field 4 of every envelope: chunk.
-_DATA_TAG = 0x0A  # Chunk.data, field 1.
-_PAYLOAD_TAG = b"\x6a"  # payload, field 13 of every bulk body.
+_CHUNK_TAG = b"\x22"  # Field 4 of each envelope message: chunk.
+_DATA_TAG = 0x0A  # Tag of field 1 of Chunk: data.
+_PAYLOAD_TAG = b"\x6a"  # Field 13 of each message with bulk bytes: payload.
 _CHUNK_OVERHEAD = 8  # Two tags of one byte and two lengths of three bytes.
 _NO_BYTES = memoryview(b"")
-#: Most and fewest bulk bytes of one chunk.
+#: Most and fewest payload bytes of one chunk.
 MAX_CHUNK_BYTES = MAX_MESSAGE_BYTES - _CHUNK_OVERHEAD
 MIN_CHUNK_BYTES = 16 << 10
 
@@ -73,7 +73,7 @@ class Chunk:
         self._head = b"".join((_CHUNK_TAG, outer, bytes((_DATA_TAG,)), length))
 
     def __len__(self) -> int:
-        """Return the size of the whole frame, in bytes."""
+        """Return the size of the encoded chunk frame, in bytes."""
         return len(self._head) + self.num_bytes
 
     def __bytes__(self) -> bytes:
@@ -82,7 +82,7 @@ class Chunk:
 
 
 class Arriving(Protocol):
-    """Received payload bytes that have not been copied into the payload's memory yet."""
+    """Received bytes of a payload that are not copied into the payload's memory yet."""
 
     def __len__(self) -> int:
         """Return how many bytes the last `read_into` read."""
@@ -134,7 +134,7 @@ def frames(
     Args:
         message: Message whose body has a ``payload`` field, which is unset, or whose payload always
             follows as chunks.
-        pieces: Parts of the payload in order. Only a FrozenArray may change meanwhile.
+        pieces: Parts of the payload in order. Only a FrozenArray may change during the iteration.
         chunk_bytes: Most payload bytes of one chunk, or a function that is called before each chunk
             and returns that number.
 

@@ -59,11 +59,11 @@ __all__ = [
     "tensors_of",
 ]
 
-#: Version of the protocol, which every Hello contains.
+#: Version of the wire protocol, which a client's Hello contains.
 PROTOCOL_VERSION = 2
 
-#: Most entries of one variable. The limit is far above any real model, and keeps sizes in bytes far
-#: from an integer overflow.
+#: Most entries of one model variable. The limit is far above any real model, and keeps sizes in
+#: bytes far from an integer overflow.
 _MAX_ENTRIES = 1 << 40
 _DTYPE_NUMBERS = {
     name: pb.ValueDtype.Value(f"VALUE_DTYPE_{name.upper()}") for name in (*VALUE_DTYPES, *FEW_BITS)
@@ -82,7 +82,7 @@ def tensors_of(spec: ModelSpec) -> list[pb.Tensor]:
 
 
 def spec_of(tensors: Iterable[pb.Tensor]) -> ModelSpec:
-    """Return the model that a signature describes.
+    """Return the model (variables with path, shape and dtype) that a signature describes.
 
     Raises:
         Malformed: A path is empty or repeated, a dtype is not float32, or a variable is larger than
@@ -149,7 +149,7 @@ def _fields(
 
 
 class _RepeatedBlocks(Protocol):
-    """The repeated Block field of a Push or a Reply."""
+    """The repeated Block field of a Push or a Reply message."""
 
     def add(self, **fields: Any) -> pb.Block:
         """Append one block."""
@@ -158,7 +158,7 @@ class _RepeatedBlocks(Protocol):
 def blocks_to_message(
     blocks: Iterable[WireBlock], repeated_field: _RepeatedBlocks
 ) -> list[BytesLike]:
-    """Append the descriptions of coded blocks to a message.
+    """Append the descriptions of coded blocks (slices of variables) to a message.
 
     Returns:
         The pieces of the payload for `frames`: for each block the index bytes, then the values.
@@ -184,11 +184,11 @@ def blocks_to_message(
 
 
 def dense_to_message(sizes: Sequence[int], repeated_field: _RepeatedBlocks) -> None:
-    """Append the descriptions of dense float32 slots.
+    """Append the descriptions of dense float32 slots (variable slices) to a message.
 
     Args:
         sizes: Number of entries of each slot.
-        repeated_field: Block field of the message.
+        repeated_field: Repeated Block field of the message.
     """
     for slot, size in enumerate(sizes):
         block = WireBlock(slot, size, IndexCoding.DENSE, 0, b"", "float32", 1.0, b"")
@@ -198,12 +198,12 @@ def dense_to_message(sizes: Sequence[int], repeated_field: _RepeatedBlocks) -> N
 def blocks_from_message(
     blocks: Sequence[pb.Block], payload: memoryview, sizes: Sequence[int], ranges: bool = False
 ) -> list[Block]:
-    """Decode the blocks of a push or a reply.
+    """Decode the blocks (coded slices of variables) of a push or a reply.
 
     Args:
         blocks: Descriptions of the blocks.
         payload: Index bytes and value bytes of all blocks, in block order.
-        sizes: Number of entries of each slot.
+        sizes: Number of entries of each slot (variable slice) of the shard.
         ranges: True if a block may hold ranges of a dense block, because datagrams carry the
             missing ranges.
 
@@ -250,7 +250,7 @@ def blocks_from_message(
 
 
 def spanned(block: pb.Block) -> range:
-    """Return the slots that a block's description names; the slots are not checked."""
+    """Return the slots (variable indices) in a block's description, without a range check."""
     return range(block.slot, block.slot + max(1, block.slots))
 
 
@@ -287,15 +287,16 @@ def coded_blocks(blocks: Sequence[pb.Block], payload: memoryview) -> tuple[WireB
 def rounds_to_message(
     rounds: RelayedRounds, reply: pb.Reply, chooser: IndexChooser
 ) -> list[BytesLike]:
-    """Append the descriptions of relayed rounds to a reply, and encode their uncoded blocks.
+    """Append relayed rounds (the updates of each finished round) to a reply; code uncoded blocks.
 
     Args:
-        rounds: Rounds for one worker. The worker's own updates are sent without blocks.
+        rounds: Rounds for one worker. The worker's own updates are sent without blocks, because
+            the worker has them.
         reply: Reply to the worker.
-        chooser: Encodes the blocks.
+        chooser: Chooses the coding of each block and encodes it.
 
     Returns:
-        The pieces of the reply's payload.
+        The pieces of the reply's payload, in order.
     """
     pieces: list[BytesLike] = []
     for relayed in rounds.rounds:
@@ -312,10 +313,10 @@ def rounds_to_message(
 def rounds_from_message(
     reply: pb.Reply, payload: memoryview, sizes: Sequence[int]
 ) -> tuple[RepeatedRound, ...]:
-    """Decode the relayed rounds of a reply.
+    """Decode a reply's relayed rounds: the workers' updates of each finished round.
 
     Args:
-        reply: Reply with the descriptions of the rounds and of all blocks of their updates.
+        reply: Reply with the descriptions of the rounds and of their updates' blocks.
         payload: Index bytes and value bytes of all blocks, in block order.
         sizes: Number of entries of each slot.
 
@@ -374,7 +375,7 @@ def carve_aux(
     Args:
         payload: Payload of a push or a reply.
         count: ``aux_count`` of the message.
-        expected: Legal values of `count`.
+        expected: Values of `count` that the receiver allows.
 
     Returns:
         (payload of the blocks, auxiliary values). The values are a copy, [count] float32, or None
@@ -460,7 +461,7 @@ def manifest_to_message(manifest: Manifest) -> pb.Manifest:
 
 
 def manifest_from_message(message: pb.Manifest) -> Manifest:
-    """Check and return the manifest of a Push.
+    """Check and return a Push's manifest (the list of the step's datagrams).
 
     Raises:
         Malformed: The channels do not ascend within 1..7, or k is not in 0..1.
@@ -492,7 +493,7 @@ def outcome_to_message(assembled: ReassembledStep, came_late: int) -> pb.Datagra
     """Return the outcome of one step's datagrams as the message that a Reply contains.
 
     Args:
-        assembled: Counts of the step's datagrams and blocks.
+        assembled: Counts of received and missing datagrams and blocks of the step.
         came_late: Number of datagrams of earlier steps that arrived since the last push.
     """
     return pb.DatagramOutcome(

@@ -35,12 +35,12 @@ from thinwire.runtime.telemetry.instruments import Instrument, since
 
 #: Prefix of every Thinwire metric. Metrics of the process (memory, CPU, files) have no prefix.
 PREFIX = "thinwire_"
-#: Upper bounds of the buckets of a histogram of whole numbers.
+#: Upper bounds of the buckets in a Prometheus histogram of whole numbers.
 BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_MOST_READERS = 8  # Readers that are served together; one more reader displaces another one.
-_MOST_THREADS = 32  # Threads of all readers, with displaced readers that are about to end.
-_POLL_SECONDS = 0.1  # Interval of the checks for a stop; `close` waits for one check.
-_REQUEST_SECONDS = 10.0  # Time limit of a whole request, with TLS handshake and answer.
+_MOST_READERS = 8  # Clients served at the same time; a ninth client displaces one of them.
+_MOST_THREADS = 32  # Threads of all clients, with displaced clients that are about to end.
+_POLL_SECONDS = 0.1  # Seconds between two checks for a stop; `close` waits for one check.
+_REQUEST_SECONDS = 10.0  # Seconds that a whole request may take, with TLS handshake and answer.
 #: Largest size of the file with the readers' login, and shortest legal password, in bytes.
 _MOST_LOGIN_BYTES, _SHORTEST_PASSWORD_BYTES = 4096, 16
 
@@ -159,13 +159,13 @@ class MetricsPort:
         ).start()
 
     def close(self) -> None:
-        """Stop the server and close its port."""
+        """Stop the metrics server and close its port."""
         self._server.shutdown()
         self._server.server_close()
 
 
 def _handler(registry: Any, login: bytes) -> type[Any]:
-    """Return the library's request handler, extended by a check of the login."""
+    """Return prometheus_client's request handler, extended by a check of the login."""
     exposition = importlib.import_module("prometheus_client.exposition")
     library: type[Any] = exposition.MetricsHandler.factory(registry)
     expected = b"Basic " + base64.b64encode(login)
@@ -198,7 +198,7 @@ def _tls(credentials: Credentials) -> ssl.SSLContext:
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """Server with a bounded number of readers and a time limit for each reader."""
+    """HTTP server with a bounded number of clients and a time limit for each client."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -210,7 +210,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._tls = tls
         # Duplicates of the readers' sockets. A duplicate stays valid while another thread shuts
-        # the reader down, even if the reader's thread closes its own descriptor meanwhile.
+        # the reader down, even if the reader's thread closes its own descriptor at that time.
         self._readers: FairPlaces[socket.socket] = FairPlaces()
         self._lock = threading.Lock()
         self._free_threads = threading.Semaphore(_MOST_THREADS)
@@ -235,7 +235,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     @contextlib.contextmanager
     def _placed(self, request: socket.socket, host: str) -> Iterator[None]:
-        """Give a reader a place, and shut down the reader that it displaces."""
+        """Give a client one of the bounded places, and shut down the client that it displaces."""
         reader = request.dup()
         with self._lock:
             self._end(self._readers.take(reader, address_of(host), time.monotonic(), _MOST_READERS))
@@ -247,7 +247,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 reader.close()
 
     def service_actions(self) -> None:
-        """Shut down readers past their time limit. The listening thread calls this at each poll."""
+        """Shut down clients past their time limit. The listening thread calls this at each poll."""
         with self._lock:
             self._end(self._readers.overdue(time.monotonic() - _REQUEST_SECONDS))
 
@@ -277,7 +277,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 
 class _Collector:
-    """Converts instruments to the library's metric families, relative to the process' start."""
+    """Converts instruments to prometheus_client's metric families, from the process' start on."""
 
     def __init__(self, library: Any, about: Mapping[str, str], read: Reader) -> None:
         self._core, self._about, self._read = library.metrics_core, dict(about), read
@@ -319,7 +319,7 @@ def _library() -> Any:
     """Return the module prometheus_client.
 
     Raises:
-        ConfigurationError: The package is not installed.
+        ConfigurationError: The package prometheus_client is not installed.
     """
     try:
         return importlib.import_module("prometheus_client")

@@ -18,10 +18,10 @@ import pathlib
 import threading
 from collections.abc import Mapping
 
-#: Environment variable with the path of the engine's file.
+#: Environment variable with the path of the engine's file of moved shards.
 MOVED_VARIABLE = "THINWIRE_PS_MOVED"
 
-#: Addresses from shard 0: original address of a shard -> present address.
+#: Addresses that shard 0 has sent: original address of a shard -> present address.
 _announced: dict[str, str] = {}
 
 
@@ -64,7 +64,7 @@ def _of_engine() -> dict[str, str]:
 
 
 def moved_lines(moved: Mapping[str, str]) -> str:
-    """Return the content of the engine's file.
+    """Return the content of the file in which an engine lists moved shards.
 
     Args:
         moved: Original address -> present address of each moved shard.
@@ -89,7 +89,7 @@ class ShardDirectory:
         return [address for address, _ in self._found]
 
     def announce(self, shard: int, generation: int, address: str) -> str | None:
-        """Store the address of a shard.
+        """Store the address that a shard announces to shard 0.
 
         Args:
             shard: Index of the shard, from 1.

@@ -13,7 +13,7 @@ class TokenBucket:
     ``rate * seconds + burst`` tokens and one last amount are taken.
 
     Args:
-        rate: Tokens added per second; above 0.
+        rate: Number of tokens that the bucket gains per second; above 0.
         burst: Largest number of tokens in the bucket, which starts full.
 
     Source: the token bucket of RFC 2697, with debt instead of marking.

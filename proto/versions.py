@@ -19,10 +19,10 @@ _ADVICE = "install the same Thinwire on both, and start the older one again"
 
 
 def difference(theirs: int, they: str, we: str) -> str | None:
-    """Return the text of the refusal for a sender of another version; None for the same version.
+    """Return the refusal text for a sender with another protocol version; None if it is equal.
 
     Args:
-        theirs: Version in the sender's first message.
+        theirs: Protocol version in the sender's first message.
         they: Name of the sender in the text, for example "the client".
         we: Name of the receiver in the text, for example "this PS".
     """
@@ -36,7 +36,7 @@ def difference(theirs: int, they: str, we: str) -> str | None:
 
 
 def unknown_fields(message: Message, they: str) -> str | None:
-    """Return the text of the refusal for a first message with unknown fields; None without any.
+    """Return the refusal text for a first message with unknown fields; None without such fields.
 
     Args:
         message: First message of a stream.

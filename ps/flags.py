@@ -1,4 +1,4 @@
-"""Flags that only a PS reads."""
+"""Command-line flags that only a parameter server (PS) reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thinwire.runtime.run.settings import Run
 
 FLAGS = flags.FLAGS
 
-#: --journal values.
+#: Accepted values of the flag --journal.
 JOURNAL = ("auto", "on", "off")
 
 TOPICS = (
@@ -77,7 +77,7 @@ TOPICS = (
 
 @dataclasses.dataclass(frozen=True)
 class PsFlags:
-    """The settings of one shard, as its flags give them."""
+    """Settings of one shard of the parameter server, read from its command-line flags."""
 
     id_ps: int
     bind: str
@@ -93,16 +93,17 @@ class PsFlags:
 
     @property
     def node(self) -> str:
-        """Name of the shard's folders in the run directory."""
+        """Name of the shard's folders in the run directory, for example ``ps-0``."""
         return f"ps-{self.id_ps}"
 
 
 def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
-    """Reject unusable settings before heavy modules are imported.
+    """Reject unusable settings of a PS before heavy modules are imported.
 
     Raises:
-        ConfigurationError: The run does not have this shard, the address is beyond this machine
-            without certificates, token or --insecure, or --checkpoint_dir is unusable.
+        ConfigurationError: The run has no shard with the id --id_ps; the address to listen on is
+            reachable from other machines, but certificates, token and --insecure are missing; or
+            --checkpoint_dir is unusable.
     """
     from thinwire.proto.grpc import check_bind
 
@@ -120,11 +121,11 @@ def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
 
 
 def read(addresses: tuple[str, ...], given: flags.FlagValues = FLAGS) -> PsFlags:
-    """Return this shard's settings.
+    """Return the settings of this PS process from its flags.
 
     Args:
-        addresses: Addresses of all shards, in the order of their numbers.
-        given: Parsed flags.
+        addresses: ``host:port`` of each shard, in the order of the shards' ids.
+        given: Parsed command-line flags.
     """
     port = int(addresses[given.id_ps].rpartition(":")[2]) if given.id_ps < len(addresses) else 0
     return PsFlags(

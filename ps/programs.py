@@ -1,6 +1,6 @@
-"""Records the program of each worker, and refuses a worker that returns with another program.
+"""Record of each worker's program, to refuse a worker that reconnects with another program.
 
-Workers of one run may run different programs, but a worker number must return with the same one.
+Workers of one run may run different programs, but a worker id must always run the same program.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from thinwire.runtime.run.resuming import refusal
 
 
 class Programs:
-    """The programs of a run's workers; thread-safe for stream readers and the writer thread.
+    """Programs (script and versions) of a run's workers; thread-safe.
 
     Args:
-        known: Worker -> program, from a checkpoint.
-        where: Flag and value of the folder or address that holds the run, for messages.
+        known: Worker id -> program, read from a checkpoint; None for a new run.
+        where: Flag and value of the folder or address that holds the run, for error messages.
     """
 
     def __init__(self, known: Mapping[int, Rows] | None = None, where: str = "this PS") -> None:
@@ -25,28 +25,28 @@ class Programs:
         self._lock = threading.Lock()
 
     def refusal_of(self, worker: int, program: Rows, version: int) -> str | None:
-        """Return why a worker is refused if its program differs from its recorded program.
+        """Return an error text if a worker's program differs from its recorded program.
 
         Args:
             worker: Number of the worker.
-            program: Current program of the worker; empty if it is not known.
-            version: Number of updates of the run.
+            program: Rows that describe the worker's current program; empty if it is not known.
+            version: Number of updates that the run has applied.
 
         Returns:
-            The reason, or None if the worker may join.
+            The reason to refuse the worker, or None if the worker may join.
         """
         before = self._known.get(worker)
         change = first_change(before, program) if before and program else None
         return None if change is None else refusal(self._where, change, version)
 
     def record(self, worker: int, program: Rows) -> None:
-        """Record the program of an admitted worker; the first recorded program counts."""
+        """Record the program of an admitted worker. A program that is already recorded stays."""
         if program:
             with self._lock:
                 self._known.setdefault(worker, program)
 
     def to_plain(self) -> dict[str, list[list[str]]]:
-        """Return the programs as plain data for a checkpoint."""
+        """Return the workers' programs as plain data for a checkpoint."""
         with self._lock:
             known = dict(self._known)
         return {str(worker): [list(row) for row in rows] for worker, rows in known.items()}

@@ -1,4 +1,4 @@
-"""The PS role: build the shard, serve it, save it, end with the right exit code."""
+"""The PS role: build a shard of the model, serve it, save it, and end with the right exit code."""
 
 from __future__ import annotations
 
@@ -77,23 +77,24 @@ from thinwire.runtime.run.signals import handle_signals
 from thinwire.runtime.run.spill import Spill
 from thinwire.runtime.telemetry import run_status
 
-#: Time without sent bytes after which an interrupted PS stops waiting for its clients to leave.
+#: Seconds without sent bytes after which an interrupted PS stops waiting for its clients to leave.
 _INTERRUPTED_LINGER_SECONDS = 1.5
 
 
 class ShardInitials:
-    """The initial weights and limits of a shard's cores, for a fresh start and for a replay.
+    """The initial weights and limits of a shard's cores, for a new run and for a journal replay.
 
     Attributes:
-        leads: True on shard 0.
-        loss_scale: Settings of the script's loss scale; None without a LossScaleOptimizer.
-        kernels: Array operations of the cores.
-        bounds: Bounds of the numbers that workers of the run may claim.
+        leads: True on shard 0, which leads the run.
+        loss_scale: Settings of the loss scale in the worker's script; None if the script has no
+            LossScaleOptimizer.
+        kernels: Array operations that the cores use.
+        bounds: Limits of the numbers that workers may report in messages, for example batch sizes.
 
     Args:
         run: The run's settings.
-        id_ps: Number of the shard.
-        model: Initial model, before the first update.
+        id_ps: Id of the shard, from 0.
+        model: Initial model of the shard, before the first update.
     """
 
     def __init__(self, run: Run, id_ps: int, model: InitialModel) -> None:
@@ -105,25 +106,27 @@ class ShardInitials:
         self.bounds = ClaimBounds.of(
             model.method, model.num_examples, scales_loss, run.guards.measures, run.nb_workers
         )
-        # Weights and pushes are numpy arrays: a GPU would need a copy of the whole model per push.
+        # Pushes arrive and are applied as numpy arrays: a GPU would need a copy of the whole model
+        # per push.
         self.kernels = load_kernels(run.kernels)
 
     def averages(self) -> WorkerAverages:
-        """Return the averages over workers that shard 0 keeps; empty on all other shards."""
+        """Return the averages over workers that shard 0 computes; empty on all other shards."""
         if not self.leads:
             return WorkerAverages()
         num_averaged = self.model.method.num_averaged(self.model.spec.num_parameters)
         return WorkerAverages(self.model.statistics.copy(), num_averaged)
 
     def config(self, saved: SavedShard, start_timeout_seconds: float) -> CoreConfig:
-        """Return the settings of the core that continues from the saved state.
+        """Return the settings of a shard's core that continues from the saved state.
 
         Args:
-            saved: Files of the shard.
-            start_timeout_seconds: Longest wait of a new run for all workers, in seconds.
+            saved: Saved files of the shard.
+            start_timeout_seconds: Time for which a new run waits for all its workers, in seconds.
         """
-        # A resumed run waits only as long as workers need to reconnect. A later phase does not
-        # wait: the first worker must join before the scripts of the other workers continue.
+        # A resumed run waits only as long as workers need to reconnect. A later phase (model) of a
+        # script does not wait for all workers: the first worker must join before the scripts of the
+        # other workers continue.
         run, patience = self.run, start_timeout_seconds
         if saved.phase:
             patience = 0.0
@@ -148,14 +151,14 @@ class ShardInitials:
 def build_core(
     initials: ShardInitials, config: CoreConfig, lease_seconds: float, is_last: bool = False
 ) -> PsCore:
-    """Return a core at version 0, with a copy of the initial weights.
+    """Return a shard's core at version 0, with a copy of the initial weights.
 
     Args:
         initials: Initial weights and limits of the shard.
         config: Settings of the core.
-        lease_seconds: Duration of a worker's lease, in seconds.
-        is_last: True if no later core needs the initial weights: the core then takes the array
-            without a copy.
+        lease_seconds: Time without a message after which a worker is expelled, in seconds.
+        is_last: True if no other core needs the initial weights: this core then takes the array of
+            weights without a copy.
     """
     model = initials.model
     method = model.method
@@ -163,7 +166,7 @@ def build_core(
     membership: Membership
     if initials.leads:
         membership = Coordinator(config.nb_workers, lease_seconds)
-    else:  # only shard 0 permits workers to proceed
+    else:  # only shard 0 decides when workers may proceed
         membership = FollowerMembership(config.nb_workers, lease_seconds)
         rule = rule.without_bound()
     theta = model.weights if is_last else model.weights.copy()
@@ -172,11 +175,11 @@ def build_core(
 
 
 def main(run: Run) -> int:
-    """Serve one shard until the run has ended; return the exit code.
+    """Serve one shard of the parameter server until the run has ended; return the exit code.
 
     Raises:
-        ConfigurationError: The port is taken, or the run directory holds another run.
-        Unreachable, Refused: A following shard cannot join shard 0.
+        ConfigurationError: The port is in use, or the run directory holds another run.
+        Unreachable, Refused: A shard with id 1 or higher cannot join shard 0.
     """
     settings = ps_flags.read(run.addresses)
     code = _serve(run, settings)
@@ -186,7 +189,7 @@ def main(run: Run) -> int:
 
 
 def _stay(run: Run, own: PsFlags) -> None:
-    """Keep the port of a finished shard open until a signal; close each stream immediately."""
+    """Keep a finished shard's port open until a signal; close every client's stream."""
     ended = threading.Event()
     with handle_signals(lambda number, frame: ended.set()):
         listening = serve(own.bind, own.port, lambda stream: stream.close(), guard=guard_of(run))
@@ -196,7 +199,7 @@ def _stay(run: Run, own: PsFlags) -> None:
 
 
 def _serve(run: Run, own: PsFlags) -> int:
-    """Serve one shard as `main` does, but without --stay; return the exit code."""
+    """Serve one shard like `main`, but ignore the flag --stay; return the exit code."""
     if run.overwrite:
         _discard(run, own)
     saved, why = SavedShard(run, own.node), ""
@@ -214,7 +217,7 @@ def _serve(run: Run, own: PsFlags) -> int:
         )
     if not run.model_is_offered:
         model = model_of_flags(run, own.id_ps)
-        return_freed_memory()  # memory of the network that the model was built from
+        return_freed_memory()  # free the memory of the Keras network from which the model was built
         return ShardProcess(run, own, model, saved).serve()
     if saved.offer is None:
         if saved.core is not None:
@@ -223,7 +226,7 @@ def _serve(run: Run, own: PsFlags) -> int:
                 "has --model_from=worker; give it another --run_dir, or --overwrite the old run."
             )
         return _serve_offered(run, own, saved)
-    if run.resume and not saved.phase:  # workers offer phase 0 again
+    if run.resume and not saved.phase:  # on --resume, workers offer the model of phase 0 again
         return _serve_offered(run, own, saved)
     if own.preload_keras:
         import_quietly("keras")
@@ -233,11 +236,11 @@ def _serve(run: Run, own: PsFlags) -> int:
 
 
 def saved_model(run: Run, own: PsFlags, saved: SavedShard) -> InitialModel:
-    """Return the model of a saved offer, without weights: a checkpoint holds the weights.
+    """Return the model of a saved offer, without weights, because the checkpoint holds the weights.
 
     Raises:
-        ConfigurationError: This version of Thinwire refuses the offer, although an earlier version
-            accepted it; nothing is deleted.
+        ConfigurationError: This version of Thinwire refuses the saved offer (a script's model that
+            a worker sent), although an earlier version accepted it. No file is deleted.
     """
     try:
         offer = read_offer(saved.offer or "", own.max_model_bytes)
@@ -252,16 +255,16 @@ def saved_model(run: Run, own: PsFlags, saved: SavedShard) -> InitialModel:
 
 
 def _discard(run: Run, own: PsFlags) -> None:
-    """Remove this shard's files and checkpoints of an earlier run."""
+    """Delete this shard's files and checkpoints of an earlier run."""
     clear_node(run.run_dir, own.node)
     if run.checkpoint_dir is not None:
         discard_checkpoints(run.checkpoint_dir, own.node, str(LockOwner.here("PS", own.id_ps)))
 
 
 def _serve_offered(run: Run, own: PsFlags, saved: SavedShard) -> int:
-    """Wait for a worker that offers the model, then serve it; return the exit code."""
+    """Wait for a worker's offered model, then serve that model; return the exit code."""
     stage = OfferStage(run, own)
-    # Workers that took part before a --resume send the saved run's id.
+    # Workers that took part before a --resume send the id of the saved run.
     stage.identity = dataclasses.replace(stage.identity, run_id=saved.run_id)
     stage.listen()
     if own.preload_keras:
@@ -283,17 +286,20 @@ def _serve_offered(run: Run, own: PsFlags, saved: SavedShard) -> int:
 def start_offered(
     run: Run, own: PsFlags, saved: SavedShard, stage: OfferStage
 ) -> ShardProcess | None:
-    """Wait for a worker that offers the model, and start the shard; None: interrupted before.
+    """Wait for a worker that offers its script's model, and start a shard with that model.
 
     Args:
         run: The run's settings.
-        own: The shard's settings.
-        saved: Files of the shard, without a model to continue.
-        stage: Listening stage that receives the offers.
+        own: Settings of this shard from its flags.
+        saved: Saved files of the shard; they hold no model to continue.
+        stage: Open port that receives the workers' offers.
+
+    Returns:
+        The started shard, or None if this process was interrupted first.
 
     Raises:
-        NobodyAdmitted: All clients that connected were refused.
-        ConfigurationError, Unreachable, RequestRejected: Raised by `ShardProcess.start`.
+        NobodyAdmitted: The shard has refused all clients that connected.
+        ConfigurationError, Unreachable, RequestRejected: `ShardProcess.start` failed.
     """
     shard: ShardProcess | None = None
     has_started = False
@@ -310,7 +316,7 @@ def start_offered(
 def _shard_of_offer(
     run: Run, own: PsFlags, saved: SavedShard, stage: OfferStage, received: ReceivedOffer
 ) -> ShardProcess | None:
-    """Build the shard of a worker's offer; if that fails, refuse the offer and return None."""
+    """Build the shard for a worker's offered model; on failure refuse it and return None."""
     try:
         model = model_of_offer(run, own.id_ps, received.offer, received.payload)
         shard = ShardProcess(run, own, model, saved)
@@ -325,13 +331,15 @@ def _shard_of_offer(
 
 
 class ShardProcess:
-    """One shard of a run, from its saved state to its end: in a PS process, or within a script.
+    """One shard of a run, from its saved state to its end.
+
+    The shard runs in a PS process, or within a worker's script.
 
     Args:
-        run: The run's settings.
-        own: The shard's settings.
-        model: Initial model, before the first update.
-        saved: Files of the shard; None: read them.
+        run: Settings of the run.
+        own: Settings of this shard from its flags.
+        model: Initial model of the shard, before the first update.
+        saved: Saved files of the shard; None to read them.
     """
 
     def __init__(
@@ -341,8 +349,9 @@ class ShardProcess:
         self.leads = own.id_ps == 0
         self._draws = DrawsFile(run.run_dir)
         self.interrupted = False
-        self.fenced: Fenced | None = None  # set when a successor process has taken over this shard
-        # (bytes sent, when the count last changed, in seconds after the end of the run)
+        self.fenced: Fenced | None = None  # set when another process has taken over this shard
+        # Bytes sent to all clients, and the time of their last change in seconds after the run's
+        # end.
         self._flowed = (0, 0.0)
         self._hold(model)
         self.saved = saved or SavedShard(run, own.node)
@@ -354,8 +363,9 @@ class ShardProcess:
         initials = ShardInitials(run, own.id_ps, model)
         self.keeping = self._keeping(initials)
         self._is_changed = self.saved.changes(self.offer)
-        # A journal holds pushes, not weights: a replay with other settings or another optimizer
-        # would lead to other weights than the run had. The snapshot is then continued without it.
+        # A journal holds pushes, not weights. A replay with other settings or another optimizer
+        # would produce weights that the run never had. With changed settings the shard therefore
+        # continues from its checkpoint and ignores the journal.
         make = None if self._is_changed else functools.partial(build_core, initials)
         self.keeping.replay(make)
         self.bounds = initials.bounds
@@ -367,13 +377,13 @@ class ShardProcess:
             self.core.load_state_dict(self.saved.core)
 
     def _continue_otherwise(self, state: State) -> None:
-        """Continue the weights and counts of a saved core with other settings (--resume)."""
+        """Continue a saved core's weights and counters with changed settings (--resume)."""
         begin_again = self.core.continue_from(state, self.saved.has_optimizers_of(self.offer))
         if begin_again:
             logging.warning("--resume: these parts begin again: %s", ", ".join(begin_again))
 
     def _hold(self, model: InitialModel) -> None:
-        """Store the spec, the offer, the shard's layout and the optimizers' slices of a model."""
+        """Store a model's variables, offer, shard layout, and slices of each optimizer."""
         self.spec, self.offer, layouts = model.spec, model.offer, model.layouts
         self.layout = layouts[self.own.id_ps]
         for number, layout in enumerate(layouts if self.leads and self.run.nb_ps > 1 else ()):
@@ -388,20 +398,21 @@ class ShardProcess:
         return JournalPolicy(self.run, self.own.journal, self.saved, coder, model.spec)
 
     def serve(self) -> int:
-        """Serve the shard until the run's end or a signal; return the exit code."""
+        """Serve the shard until the run ends or a signal arrives; return the exit code."""
         if not self.start():
             return EXIT_DONE
         with handle_signals(self.on_signal):
             return self.run_to_end()
 
     def start(self, stage: OfferStage | None = None) -> bool:
-        """Open the port, and join shard 0 from a following shard.
+        """Open the port. A shard with id 1 or higher also joins shard 0.
 
         Args:
-            stage: Stage whose open port the shard takes over; None: open a port.
+            stage: Stage that received the model, whose open port the shard takes over; None to open
+                a port.
 
         Returns:
-            False if the run is finished, so that there is nothing to serve.
+            False if the run is already finished, so that no client must be served.
         """
         core = self.core
         finished = None if self.run.resume else self.saved.finished
@@ -419,8 +430,9 @@ class ShardProcess:
         self.keeping.begin(self.server.journaled, self.server.decoder, self.run.lease_seconds)
         self.leader = None if self.leads else self._join_leader()
         self._open()
-        # The new generation must be on disk before the writer thread applies a push. Otherwise a
-        # restart after a crash could use the same generation again, for other weights.
+        # The new generation (restart count) must be on disk before the writer thread applies a
+        # push. Otherwise a restart after a crash could use the same generation again for other
+        # weights.
         self._save(core.version, core.snapshot())
         self.saved.flush()
         return True
@@ -439,21 +451,21 @@ class ShardProcess:
             scalars.close()
 
     def interrupt(self) -> None:
-        """End the run early on shard 0; end only this shard on a following shard (any thread)."""
+        """End the run early if this is shard 0, else end only this shard (any thread)."""
         if (listening := self.server.server) is not None:
             self.server.queue.put(functools.partial(listening.set_serving, False))
         self.interrupted = True  # workers that have not joined yet get no reply from now on
         self.server.queue.put(events.Stop("interrupted"))
 
     def _on_fenced(self, error: Fenced) -> None:
-        """End this process but not the run, which a successor process serves (any thread)."""
+        """End this process, because another process has taken over its shard (any thread)."""
         self.fenced = error
-        self.server.queue.put(lambda: None)  # wakes the writer thread
+        self.server.queue.put(lambda: None)  # an empty task wakes the writer thread
 
-    # -- start ------------------------------------------------------------------------------
+    # -- start of the shard -----------------------------------------------------------------
 
     def _listen(self, stage: OfferStage | None) -> None:
-        """Open the port; the server admits clients only after `_open`."""
+        """Open the shard's port. The server admits clients only after `_open` is called."""
         core, settings = self.core, self.own
         self.server = ShardServer(
             core,
@@ -545,9 +557,9 @@ class ShardProcess:
             logging.warning("%s cannot be written: %s", self._draws.path, error)
 
     def _propose(self, found: events.GroupsChanged) -> None:
-        """Write the measured groups to the run directory.
+        """Write the groups of workers that shard 0 has measured to the run directory.
 
-        A later run can use the groups; this run cannot, because data are split at the start.
+        A later run can use the groups. This run cannot, because data are split at its start.
         """
         if len(found.speeds) < self.run.nb_workers:
             return
@@ -558,7 +570,7 @@ class ShardProcess:
             return
         logging.info("flags for a later run that splits the data by the workers' speed: %s", flags)
 
-    # -- phases of a script -----------------------------------------------------------------
+    # -- phases (models) of a script --------------------------------------------------------
 
     @property
     def _share(self) -> float:
@@ -576,7 +588,10 @@ class ShardProcess:
         return stages[0]
 
     def _build_phase(self, stage: OfferStage, received: ReceivedOffer) -> None:
-        """Build the model of a worker's offer and queue its phase, or refuse it (reader thread)."""
+        """Build the model that a worker offers and queue its phase, or refuse the offer.
+
+        Runs on the reader thread of that worker's stream.
+        """
         try:
             model = model_of_offer(self.run, self.own.id_ps, received.offer, received.payload)
             initials = ShardInitials(self.run, self.own.id_ps, model)
@@ -595,7 +610,10 @@ class ShardProcess:
     def _begin_phase(
         self, stage: OfferStage, initials: ShardInitials, core: PsCore, keeping: JournalPolicy
     ) -> None:
-        """Continue the run with another model; workers join again (writer thread)."""
+        """Replace the shard's model by the next phase's model.
+
+        Runs on the writer thread. The workers then join the run again.
+        """
         server, journaled = self.server, self.server.journaled
         if self.core.stop_reason is not None or stage.phase <= self.phase:
             self.phases.close(stage)
@@ -628,16 +646,17 @@ class ShardProcess:
         logging.info("phase %d begins at version %d", self.phase, self.core.version)
 
     def _keep_ended(self, phase: int) -> None:
-        """Store the final state of the current model, because another model's phase begins."""
+        """Store the final state of the current model before phase `phase` replaces the model."""
         ended, whole = self.server.ended_models, self.core.whole()
         whole = dataclasses.replace(whole, update=Update(None, self.core.model.theta.copy()))
         generation = self.core.config.generation
         try:
             ended.add(EndedModel(ended.since, phase - 1, self.layout, generation, whole), phase)
-        except OSError as error:  # only a restarted worker would need the saved model
+        # the run continues: only a restarted worker would need the saved model
+        except OSError as error:
             logging.error("the final model of phase %d cannot be saved: %s", phase - 1, error)
 
-    # -- running ----------------------------------------------------------------------------
+    # -- the running shard ------------------------------------------------------------------
 
     def _save(self, version: int, state: State) -> None:
         sent = self.server.connections.bytes_down()
@@ -653,12 +672,12 @@ class ShardProcess:
         return port.counts() if port is not None else None
 
     def on_signal(self, number: int, frame: Any) -> None:
-        """End the run early because of a signal."""
+        """End the run early because this process has received a signal."""
         logging.info("%s: stopping", signal.Signals(number).name)
         self.interrupt()
 
     def _over(self) -> bool:
-        """Return whether every client has received the run's end, or the wait for them is over."""
+        """Return True if every client knows of the run's end, or the wait for clients is over."""
         connections = self.server.connections
         if self.fenced is not None:
             return True
@@ -666,8 +685,8 @@ class ShardProcess:
             return False
         if self.leader is not None and leader_client.figures_are_final(self.server):
             self.leader.report_end()
-        # An interrupted following shard does not end the run: its workers continue and do not
-        # leave, so there is no client to wait for.
+        # A signal to a following shard (id 1 and up) does not end the run. Its workers continue and
+        # do not leave, so the shard waits for no client.
         if self.interrupted and not self.leads:
             return True
         since = time.monotonic() - (self.core.ended_at or 0.0)
@@ -679,12 +698,13 @@ class ShardProcess:
         return everyone_left and since >= patience
 
     def _nothing_flows(self, since: float) -> bool:
-        """Return whether no bytes were sent to any client for a while.
+        """Return True if no bytes were sent to any client for `_INTERRUPTED_LINGER_SECONDS`.
 
-        A client that is suspended, or on a lost host, never leaves: waiting longer is useless.
+        A client that is suspended, or whose host is lost, never leaves, so a longer wait is
+        useless.
 
         Args:
-            since: Seconds since the end of the run.
+            since: Time since the end of the run, in seconds.
         """
         num_bytes = sum(client.stream.bytes_sent for client in self.server.connections.everyone())
         if num_bytes != self._flowed[0]:
@@ -692,7 +712,10 @@ class ShardProcess:
         return since - self._flowed[1] >= _INTERRUPTED_LINGER_SECONDS
 
     def _had_supervisor(self) -> bool:
-        """Return whether the run's Supervisor has connected; with an offered model, as onlooker."""
+        """Return True if the run's Supervisor has connected.
+
+        If workers offer the model, a Supervisor that only reads the status counts, too.
+        """
         connections = self.server.connections
         looked_on = self.run.model_is_offered and connections.had_onlooker
         return connections.had_supervisor or looked_on
@@ -718,7 +741,7 @@ class ShardProcess:
         return EXIT_CONFIGURATION if unsaved else EXIT_OF_STOP.get(reason, EXIT_DONE)
 
     def _leaves_all_behind(self) -> bool:
-        """Save the run's final state; on failure, log the reason and return False."""
+        """Save the run's final state. If that fails, log the reason and return False."""
         try:
             self._leave_behind()
         except (ConfigurationError, OSError) as error:
@@ -727,7 +750,7 @@ class ShardProcess:
         return True
 
     def _leave_behind(self) -> None:
-        """Write the last snapshot, and a summary if no Supervisor writes it."""
+        """Write the last checkpoint, and the run's summary if no Supervisor writes the summary."""
         self.server.journaled.close()
         self._save(self.core.version, self.core.snapshot())
         try:
@@ -744,8 +767,8 @@ class ShardProcess:
             write_json_atomically(self.run.run_dir / "summary.json", summary)
 
     def _summary_is_written(self) -> bool:
-        """Return whether a Supervisor has written the summary of the run's end."""
+        """Return True if a Supervisor has written the summary of the finished run."""
         if self.server.connections.was_evaluated:
             return True
-        # The Supervisor's report may still be on its way: its file counts too.
+        # The Supervisor's report may not have arrived yet, so look for its summary file, too.
         return has_evaluated_summary(self.run, self.core.version, self.core.stop_reason)

@@ -1,4 +1,4 @@
-"""The aggregates: the mean, the median and the trimmed mean."""
+"""Aggregates that merge workers' updates: the mean, the median and the trimmed mean."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import ClassVar
 
 from thinwire.ops.types import ConfigurationError, Update
 
-#: Fewest members of a group in which the honest workers outvote one faulty worker.
+#: Fewest workers of a group in which the honest workers outvote one faulty worker.
 LEAST_MEMBERS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """The mean of the updates: every worker has the same weight."""
+    """The mean of the workers' updates: every worker has the same weight."""
 
     name: ClassVar[str] = "mean"
     is_robust: ClassVar[bool] = False
 
     def merge(self, updates: Sequence[Update], size: int) -> Update:
-        """Return the mean of one or more updates; `size` is the shard's number of entries."""
+        """Return the mean of one or more updates; `size` is the shard's number of weights."""
         from thinwire.ops.aggregation import merge
 
         return merge.mean_update(updates, size)
@@ -28,9 +28,11 @@ class Mean:
 
 @dataclasses.dataclass(frozen=True)
 class Median:
-    """The median of each entry; for an even number of updates the mean of the middle two values.
+    """The median of the updates' values for each weight, or the mean of the two middle values.
 
-    The median resists arbitrary updates from fewer than half of a group's members.
+    The two middle values are used if the number of updates is even.
+
+    The median resists arbitrary updates from fewer than half of a group's workers.
 
     Source: Yin et al., "Byzantine-robust distributed learning", ICML 2018, definition 1.
     """
@@ -39,7 +41,7 @@ class Median:
     is_robust: ClassVar[bool] = True
 
     def merge(self, updates: Sequence[Update], size: int) -> Update:
-        """Return the median of one or more updates; `size` is the shard's number of entries."""
+        """Return the median of one or more updates; `size` is the shard's number of weights."""
         from thinwire.ops.aggregation import merge
 
         return merge.middle_update(updates, size, (len(updates) - 1) // 2)
@@ -47,11 +49,12 @@ class Median:
 
 @dataclasses.dataclass(frozen=True)
 class TrimmedMean:
-    """The mean of each entry, computed without its smallest and its largest values.
+    """The mean of the updates' values for each weight, without the smallest and largest values.
 
     Attributes:
-        trim_fraction: Fraction f of the values that is left out on each side, above 0 and below
-            0.5. From m values, floor(f m) are left out on each side; at least one if m >= 3.
+        trim_fraction: Fraction f of the values that is left out at either end of their order,
+            above 0 and below 0.5. From m values, floor(f m) values are left out at either end; at
+            least one value if m >= 3.
 
     Source: Yin et al., "Byzantine-robust distributed learning", ICML 2018, definition 2.
     """
@@ -61,7 +64,7 @@ class TrimmedMean:
     is_robust: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Reject a fraction that trims nothing or everything."""
+        """Reject a trim fraction that leaves out no values or all values."""
         if not 0 < self.trim_fraction < 0.5:
             raise ConfigurationError(
                 f"--trim_fraction={self.trim_fraction}: expected a fraction above 0 and below 0.5 "
@@ -69,14 +72,14 @@ class TrimmedMean:
             )
 
     def num_trimmed(self, count: int) -> int:
-        """Return how many of `count` values are left out on each side."""
+        """Return how many of `count` ordered values are left out at either end."""
         if count < LEAST_MEMBERS:
             return 0
         # 1e-9 offsets rounding: 0.29 * 100 is 28.999999999999996 in float64, and must trim 29.
         return max(1, int(self.trim_fraction * count + 1e-9))
 
     def merge(self, updates: Sequence[Update], size: int) -> Update:
-        """Return the trimmed mean of one or more updates; `size` is the number of entries."""
+        """Return the trimmed mean of one or more updates; `size` is the number of weights."""
         from thinwire.ops.aggregation import merge
 
         return merge.middle_update(updates, size, self.num_trimmed(len(updates)))

@@ -1,6 +1,6 @@
-"""The interface of aggregates: policies that merge the updates of one release.
+"""The interface of aggregates: policies that merge the updates of one round into one update.
 
-The weighting first scales each update separately. The aggregate then merges them into one update.
+The weighting first scales each worker's update separately. The aggregate then merges the updates.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from thinwire.ops.types import Policy, Update
 
 
 class Aggregate(Policy, Protocol):
-    """Merges the updates of one release into one update."""
+    """Merges the workers' updates that a shard releases together into one update."""
 
     @property
     def name(self) -> str:
@@ -20,7 +20,7 @@ class Aggregate(Policy, Protocol):
 
     @property
     def is_robust(self) -> bool:
-        """True if the honest workers outvote a faulty worker."""
+        """True if the updates of honest workers outvote the update of a faulty worker."""
 
     def merge(self, updates: Sequence[Update], size: int) -> Update:
-        """Merge one or more updates into one; `size` is the shard's number of entries."""
+        """Merge one or more updates into one; `size` is the shard's number of weights."""

@@ -1,4 +1,4 @@
-"""Merge a group's updates into one: the mean, or the mean of the middle values of each entry."""
+"""Merge updates of a group of workers: the mean, or the mean of the middle values per entry."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from thinwire.ops.types import SpareUpdate, Update
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
-_CHUNK = 1 << 14  # entries processed at a time; a chunk fits the processor's cache
-#: Entries of a file-backed update that are in memory at a time; a multiple of `_CHUNK`.
+_CHUNK = 1 << 14  # number of entries processed at a time; a chunk fits the processor's cache
+#: Number of a file-backed update's entries that are in memory at a time; a multiple of `_CHUNK`.
 _KEPT = buffers.PIECE_BYTES // 4
 
 
 def mean_update(updates: Sequence[Update], size: int) -> Update:
     """Return the mean of one or more updates, summed in the order of `updates`.
 
-    An entry that an update does not send counts as zero. The mean of sparse updates is sparse.
+    An entry that a sparse update does not contain counts as zero. The mean of sparse updates is
+    sparse.
 
     Args:
         updates: Updates to merge, at least one.
-        size: Number of entries of the shard.
+        size: Number of weights of the shard.
     """
     if len(updates) == 1:
         return updates[0]
@@ -44,7 +45,7 @@ def mean_update(updates: Sequence[Update], size: int) -> Update:
 
 
 def _mean_of_dense(updates: Sequence[Update], size: int) -> Update:
-    """Return the mean of dense updates; it reuses the memory of a `SpareUpdate` if there is one."""
+    """Return the mean of dense updates, in the memory of a `SpareUpdate` if there is one."""
     spares = (update.values for update in updates if isinstance(update, SpareUpdate))
     spare = next((values for values in spares if not buffers.is_in_file(values)), None)
     mean = np.empty(size, np.float32) if spare is None else spare
@@ -52,7 +53,7 @@ def _mean_of_dense(updates: Sequence[Update], size: int) -> Update:
     for start in range(0, size, _CHUNK):
         piece = slice(start, start + _CHUNK)
         part = total[: len(mean[piece])]
-        np.add(updates[0].values[piece], np.float32(0), out=part)  # -0 becomes 0, as in a sum
+        np.add(updates[0].values[piece], np.float32(0), out=part)  # adding 0 turns -0 into 0
         for update in updates[1:]:
             part += update.values[piece]
         # `mean` may be one of the updates: the sum of this piece must be complete before the
@@ -65,16 +66,16 @@ def _mean_of_dense(updates: Sequence[Update], size: int) -> Update:
 
 
 def middle_update(updates: Sequence[Update], size: int, num_trimmed: int) -> Update:
-    """Return the mean of each entry's values without the smallest and the largest values.
+    """Return the mean over updates of each entry, without the smallest and the largest values.
 
-    An entry that an update does not send counts as zero. The result of sparse updates is sparse:
-    it has all positions that any of the updates sends.
+    An entry that is missing in a sparse update counts as zero. The result of sparse updates is
+    sparse: it has all positions that at least one of the updates has.
 
     Args:
         updates: Updates to merge, at least one.
-        size: Number of entries of the shard.
-        num_trimmed: Number of values left out on each side, fewer than half of the values. The
-            largest possible number leaves the median.
+        size: Number of weights of the shard.
+        num_trimmed: Number of smallest values, and of largest values, that are left out per entry;
+            fewer than half of the updates. The largest possible number leaves the median.
     """
     if len(updates) == 1:
         return updates[0]
@@ -92,7 +93,7 @@ def middle_update(updates: Sequence[Update], size: int, num_trimmed: int) -> Upd
 
 
 def _touched(updates: Sequence[Update]) -> Int64 | None:
-    """Return all positions that the updates send, ascending; None if an update is dense."""
+    """Return the union of the updates' positions, ascending; None if an update is dense."""
     index_sets = [update.indices for update in updates if update.indices is not None]
     if len(index_sets) < len(updates):
         return None
@@ -100,7 +101,7 @@ def _touched(updates: Sequence[Update]) -> Int64 | None:
 
 
 def _row(update: Update, touched: Int64 | None, size: int) -> Float32:
-    """Return an update's values at the positions `touched` (None: all); absent values are 0."""
+    """Return an update's values at the positions `touched` (None: all); missing values are 0."""
     if update.indices is None:
         return update.values
     row = np.zeros(size if touched is None else len(touched), np.float32)
@@ -112,9 +113,9 @@ def _row(update: Update, touched: Int64 | None, size: int) -> Float32:
 def _sorted(rows: Sequence[Float32]) -> list[Float32]:
     """Return copies of the rows [k], with each column ascending from the first row to the last.
 
-    Odd-even transposition: each pass compares and exchanges whole neighboring rows; the number of
-    passes is the number of rows. A group has few rows, so this is many times faster than sorting
-    each column.
+    The method is odd-even transposition: each pass compares and exchanges whole neighboring rows.
+    The number of passes is the number of rows. There is one row per update, so there are few rows,
+    and the method is many times faster than sorting each column.
     """
     ordered, spare = [row.copy() for row in rows], np.empty_like(rows[0])
     for number in range(len(ordered)):

@@ -1,7 +1,7 @@
-"""Guards against faulty devices: limits on the size of an update, and quarantine of workers.
+"""Guards against faulty workers: limits on the size of an update, and quarantine of workers.
 
-The state is plain data that the caller owns. Guards do not depend on the training method: they
-check the size of each update and ignore its meaning.
+The guards' state is plain data that the caller owns. Guards do not depend on the training method:
+they check the magnitude and the norm of each update.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from thinwire.ops.types import ConfigurationError, State
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Number of the newest accepted norms, and of the newest accepted peaks, that the guards remember.
+#: Number of accepted updates whose norms and peaks (largest magnitudes) the guards remember.
 WINDOW = 128
-#: Fewest remembered norms or peaks before an update is compared with them.
+#: Fewest remembered norms or peaks of earlier updates with which a new update is compared.
 LEAST_NORMS = 16
-#: Largest magnitude accepted while fewer than LEAST_NORMS peaks are known. Its square is finite in
-#: float32.
+#: Largest magnitude in an update that is accepted while fewer than LEAST_NORMS peaks are known. The
+#: square of this magnitude is finite in float32.
 _FIRST_PEAK = 1e18
-_CHUNK = 1 << 15  # entries squared at a time
+_CHUNK = 1 << 15  # number of entries of an update that are squared at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class Guards:
     """Limits beyond which a shard refuses an update or quarantines a worker.
 
-    A shard always refuses values that are not finite. The default limits refuse only updates that
-    an honest worker never sends.
+    A shard always refuses an update with values that are not finite. The default limits refuse only
+    updates that an honest worker never sends.
 
     Attributes:
         update_peak_factor: Factor P. A shard refuses an update whose largest magnitude exceeds P
-            times the largest magnitude of the newest accepted updates of all workers, or P if that
-            is more. 0: no limit.
+            times the largest magnitude in the newest accepted updates of all workers. The limit is
+            at least P. 0: no limit.
         max_update_norm: Largest accepted L2 norm of an update; 0: no limit.
         update_norm_factor: Factor F. A shard refuses an update whose L2 norm exceeds F times the
             median of the newest accepted norms of all workers. The limit applies after LEAST_NORMS
@@ -54,7 +54,7 @@ class Guards:
     quarantine_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        """Reject values that are out of range or have no effect."""
+        """Reject limits that are out of range or have no effect."""
         if not 0 <= self.max_update_norm < math.inf:
             raise ConfigurationError(
                 f"--max_update_norm={self.max_update_norm}: expected a finite norm; 0 is off."
@@ -96,21 +96,21 @@ class Guards:
         return self.measures or self.quarantine_after > 0
 
     def init(self) -> State:
-        """Return the state at the start of a run."""
+        """Return the guards' state at the start of a run."""
         # Norms and peaks of the newest accepted updates, oldest first; at most WINDOW of each.
         return {"norms": [], "peaks": []}
 
     def record(self, norm: float, state: State) -> State:
-        """Record the norm of an update that was applied."""
+        """Record the L2 norm of an update that the shard has applied; return the new state."""
         norms = [*state["norms"], norm][-WINDOW:]
         return state | {"norms": norms}
 
     def record_peak(self, peak: float, state: State) -> State:
-        """Record the largest magnitude of an update that was accepted."""
+        """Record the largest magnitude in an accepted update; return the new state."""
         return state | {"peaks": [*state["peaks"], peak][-WINDOW:]}
 
     def peak_limit(self, state: State) -> tuple[float, str]:
-        """Return the largest magnitude accepted now, and a text that names its source."""
+        """Return the largest magnitude accepted now, and a text that explains this limit."""
         peaks, factor = state["peaks"], self.update_peak_factor
         if not factor:
             return math.inf, ""
@@ -120,11 +120,11 @@ class Guards:
         return factor * largest, f"--update_peak_factor={factor:g} times {largest:.4g}"
 
     def median(self, state: State) -> float | None:
-        """Return the median of the newest accepted norms; None if no norm is recorded."""
+        """Return the median L2 norm of the newest applied updates; None before the first one."""
         return statistics.median(state["norms"]) if state["norms"] else None
 
     def limit(self, state: State) -> tuple[float, str]:
-        """Return the largest norm accepted now, and a text that names its source."""
+        """Return the largest L2 norm accepted now, and a text that explains this limit."""
         limits = [(math.inf, "")]
         if self.max_update_norm:
             limits.append((self.max_update_norm, f"--max_update_norm={self.max_update_norm:g}"))
@@ -136,15 +136,15 @@ class Guards:
         return min(limits)
 
     def term_seconds(self, times_before: int) -> float:
-        """Return the length of a worker's next quarantine after `times_before` quarantines."""
+        """Return the length in seconds of a worker's quarantine number `times_before` + 1."""
         return self.quarantine_seconds * 2.0 ** min(times_before, 20)
 
 
 def norm_of(values: Float32) -> float:
-    """Return the L2 norm of [k] finite float32.
+    """Return the L2 norm of [k] finite float32 values.
 
-    The sum is float64 in a fixed order that does not depend on the number of threads. A replay of
-    the same events therefore refuses the same updates.
+    The sum of squares is float64 and has a fixed order, which does not depend on the number of
+    threads. A replay of the same pushes therefore refuses the same updates.
     """
     import numpy as np
 

@@ -1,11 +1,11 @@
-"""The aggregates by their value of --aggregate."""
+"""Registry of aggregates, which merge workers' updates, by value of the flag --aggregate."""
 
 from __future__ import annotations
 
 from thinwire.ops.aggregation.aggregates import Mean, Median, TrimmedMean
 from thinwire.ops.aggregation.base import Aggregate
 
-#: --aggregate value -> policy.
+#: Value of --aggregate -> class of the aggregate, which merges workers' updates.
 AGGREGATES: dict[str, type[Aggregate]] = {
     Mean.name: Mean,
     Median.name: Median,

@@ -1,8 +1,8 @@
 """The interface of codecs: a codec selects and encodes the part of a step's tensors that is sent.
 
 A codec holds hyper-parameters only. `encode` takes the tensors and the codec's state and returns a
-packet and the new state. The kernels that do the array work come in the context. Tensors must be
-finite: a NaN or an infinity raises `NonFiniteUpdate` before any state changes.
+packet and the new state. The `EncodeContext` holds the kernels that do the array work. A tensor
+with a NaN or an infinity makes the codec raise `NonFiniteUpdate` before any state changes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TouchedRows:
     width: int
 
     def entries(self) -> Int64:
-        """Return the positions [r * width] of the rows' entries, in ascending order."""
+        """Return the positions [r * width] of the touched rows' entries, in ascending order."""
         import numpy as np
 
         return (self.rows[:, None] * self.width + np.arange(self.width)).reshape(-1)
@@ -50,20 +50,20 @@ class TouchedRows:
 
 @dataclasses.dataclass(frozen=True)
 class EncodeContext:
-    """The inputs of a codec other than the tensors and the state; no clocks, no globals."""
+    """The inputs of `Codec.encode` other than the tensors and the state: no clocks, no globals."""
 
     step: int
     learning_rate: float
     rng: np.random.Generator
     kernels: Kernels
     epoch: float = 0.0  # examples consumed by the whole run / examples in the training set
-    # Tensor number -> rows where the tensor is not 0. An unlisted tensor may be nonzero anywhere.
+    # Tensor number -> rows where the tensor is not 0. An unlisted tensor can be nonzero anywhere.
     touched: Mapping[int, TouchedRows] = dataclasses.field(default_factory=dict)
-    # True: a dense float32 block may hold arrays on the device, without a copy to the host.
+    # True: the codec may leave the values of a dense float32 block on the device (no host copy).
     leaves_dense: bool = False
-    # A wrapper sets the next three fields for the codec inside the wrapper.
-    keep: float | None = None  # fraction of entries to send; None: the codec's own fraction
-    factors: tuple[float, ...] | None = None  # one per tensor; for codecs with takes_factors
+    # A wrapper sets `keep`, `factors` and `finite` for the codec inside the wrapper.
+    keep: float | None = None  # fraction of entries to send; None: the codec's compression rate
+    factors: tuple[float, ...] | None = None  # factor of each tensor, for takes_factors; None: 1
     finite: bool = False  # True: a check has found neither NaN nor infinity in the tensors
 
 
@@ -72,11 +72,11 @@ class Codec(Policy, Protocol):
 
     @property
     def kind(self) -> Kind:
-        """The meaning of the values in the codec's packets."""
+        """The meaning of the values in the codec's packets: gradients or changes of weights."""
 
     @property
     def value_dtype(self) -> str:
-        """Dtype of values on the wire, one of thinwire.ops.types.VALUE_DTYPES and FEW_BITS."""
+        """Dtype of the packet's values on the wire, one of VALUE_DTYPES and FEW_BITS."""
 
     @property
     def sends_fraction(self) -> bool:
@@ -87,12 +87,12 @@ class Codec(Policy, Protocol):
         """Whether `encode` itself multiplies the tensors by `ctx.factors`."""
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return the state before the first step."""
+        """Return the codec's state before the first step."""
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the packet for `tensors`, one [n] float32 array per tensor, and the new state."""
+        """Return the packet for `tensors` (one [n] float32 each), and the codec's new state."""
 
     def feed(
         self,
@@ -104,26 +104,27 @@ class Codec(Policy, Protocol):
         """Add tensors to residuals, encode the sums, and subtract the decoded packet from them.
 
         Args:
-            residuals: One [n] float32 array per tensor, changed in place.
-            tensors: One finite [n] float32 array per tensor; added after the multiplication by
-                `ctx.factors`.
-            state: State of the codec.
-            ctx: Context of the step.
+            residuals: Values not sent in earlier steps: one [n] float32 array per tensor, which
+                the codec changes in place.
+            tensors: One finite [n] float32 array per tensor, which the codec multiplies by
+                `ctx.factors` before the addition.
+            state: State of the codec before the step.
+            ctx: Inputs of the step other than the tensors and the state.
         """
 
     def undelivered(self, packet: Packet, state: State) -> State:
-        """Take the newest packet, which was not applied, back into the state."""
+        """Take the newest packet, which the shards did not apply, back into the codec's state."""
 
 
 class NonFiniteUpdate(ValueError):
-    """A tensor holds NaN or infinity; nothing was encoded and no state has changed."""
+    """A tensor to encode holds NaN or infinity; the codec encoded nothing and changed no state."""
 
 
 def kept_entries(compression_rate: float, size: int) -> int:
-    """Return k = max(1, floor(c * n + 1e-9)), at most n.
+    """Return how many of n entries to send at rate c: max(1, floor(c * n + 1e-9)), at most n.
 
-    The term 1e-9 corrects products that rounding leaves below a whole number, for example
-    100 * 0.29 = 28.999...
+    The term 1e-9 corrects products c * n that rounding leaves below a whole number, for example
+    0.29 * 100 = 28.999...
 
     >>> kept_entries(0.29, 100), kept_entries(0.01, 5)
     (29, 1)
@@ -132,10 +133,10 @@ def kept_entries(compression_rate: float, size: int) -> int:
 
 
 def check_finite(tensors: Sequence[Float32], ctx: EncodeContext) -> None:
-    """Reject tensors that hold NaN or infinity, unless `ctx.finite` shows an earlier check.
+    """Reject tensors that hold NaN or infinity; do nothing if `ctx.finite` is True.
 
     Raises:
-        NonFiniteUpdate: A tensor holds NaN or infinity.
+        NonFiniteUpdate: A tensor to encode holds NaN or infinity.
     """
     number = None if ctx.finite else ctx.kernels.first_not_finite(tensors)
     if number is not None:
@@ -146,12 +147,12 @@ def check_finite(tensors: Sequence[Float32], ctx: EncodeContext) -> None:
 
 
 def check_rate(rate: float, flag: str = "compression_rate") -> None:
-    """Reject a rate that keeps nothing; `flag` is the name of the flag that set the rate.
+    """Reject a compression rate of 0 or less; `flag` is the name of the flag that set the rate.
 
     Raises:
-        ConfigurationError: The rate is not above 0.
+        ConfigurationError: The compression rate is not above 0.
     """
-    if not rate > 0:  # rejects NaN too
+    if not rate > 0:  # `not rate > 0` rejects NaN too, which `rate <= 0` would accept
         raise ConfigurationError(
             f"--{flag}={rate}: the fraction of entries kept must be above 0 "
             "(for example 0.01); 1 or more keeps all entries."

@@ -19,15 +19,17 @@ if TYPE_CHECKING:
 class ChunkedTopK(FusedSparsifier):
     """Send the k entries of largest magnitude in each chunk; drop the other entries.
 
-    Chunks are runs of consecutive entries of a flattened tensor. The last chunk of a tensor, with m
-    entries, keeps ceil(k m / chunk) entries. Ties go to the lowest index, and zeros are never sent.
-    With k = chunk every entry is sent. Few-bit values are scaled per chunk.
+    Chunks are runs of consecutive entries of a flattened tensor. The codec sends ceil(k m / chunk)
+    entries of a tensor's last chunk, which has m entries. Ties go to the lowest index, and zeros
+    are never sent. With k = chunk every entry is sent. Few-bit values have one scale set per chunk.
 
     Attributes:
-        compression_rate: c, above 0: k = max(1, floor(c * chunk)) if `chunk_k` is None.
-        value_dtype: Dtype of values on the wire, one of VALUE_DTYPES and FEW_BITS.
+        compression_rate: c, the fraction of entries sent, above 0. If `chunk_k` is None,
+            k = max(1, floor(c * chunk)).
+        value_dtype: Dtype of the sent values on the wire, one of VALUE_DTYPES and FEW_BITS.
         chunk: Number of entries in a chunk, at least 1.
-        chunk_k: k, from 1 to `chunk`; None: `compression_rate` determines k.
+        chunk_k: k, the number of entries sent of each chunk, from 1 to `chunk`; None:
+            `compression_rate` determines k.
 
     Source: Wang et al., "SparseLoCo" (arXiv 2508.15706); docs/methods/local_steps.md.
     """
@@ -48,12 +50,12 @@ class ChunkedTopK(FusedSparsifier):
 
     @property
     def kept_fraction(self) -> float:
-        """The fraction of entries to send if the context sets no fraction."""
+        """The fraction of entries to send if `EncodeContext.keep` is None."""
         return self.compression_rate if self.chunk_k is None else self.chunk_k / self.chunk
 
     @property
     def value_chunk(self) -> int:
-        """Number of entries that share scales, if the values are few-bit values."""
+        """Number of consecutive entries that share the scales of few-bit values."""
         return self.chunk
 
     def take(
@@ -64,7 +66,11 @@ class ChunkedTopK(FusedSparsifier):
         state: State,
         ctx: EncodeContext,
     ) -> list[Selected]:
-        """Add tensors to residuals, then remove and return the (positions, values) to send."""
+        """Add tensors to residuals, then remove and return the entries to send.
+
+        Returns:
+            One (positions, values) pair per tensor.
+        """
         count, factors = kept_entries(rate, self.chunk), ctx.factors or (1.0,) * len(tensors)
         return [
             ctx.kernels.feedback_chunk_top_k(residual, tensor, count, self.chunk, factor)
@@ -74,6 +80,6 @@ class ChunkedTopK(FusedSparsifier):
     def select(
         self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
     ) -> list[Selected]:
-        """Return the (positions, values) to send, one pair per tensor."""
+        """Return the entries to send, one (positions, values) pair per tensor."""
         count = kept_entries(rate, self.chunk)
         return [ctx.kernels.chunk_top_k(tensor, count, self.chunk) for tensor in tensors]

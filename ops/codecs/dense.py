@@ -1,4 +1,4 @@
-"""Codecs without a residual: all entries, a random fraction, and the base of sparsifiers."""
+"""Codecs without a residual: `Dense` (all entries), `RandomK`, and the bases of sparsifiers."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Dense(StatelessCodec):
     """Send every entry, or only the touched rows of a tensor that has few of them.
 
     Attributes:
-        value_dtype: Dtype of values on the wire, one of thinwire.ops.types.VALUE_DTYPES and
-            FEW_BITS.
+        value_dtype: Dtype of the sent values on the wire, one of thinwire.ops.types.VALUE_DTYPES
+            and FEW_BITS.
     """
 
     value_dtype: str = "float32"
@@ -56,10 +56,10 @@ class Dense(StatelessCodec):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return one block per tensor; float32 values of a dense block are a view of the tensor.
+        """Return a packet of one block per tensor; dense float32 values are views of the tensors.
 
         Raises:
-            NonFiniteUpdate: A tensor holds NaN or infinity.
+            NonFiniteUpdate: A tensor to encode holds NaN or infinity.
         """
         check_finite(tensors, ctx)
         packet = _whole(
@@ -80,7 +80,7 @@ class Dense(StatelessCodec):
         return Packet(tuple(blocks), self.kind), state
 
     def _rows(self, slot: int, tensor: Float32, ctx: EncodeContext) -> Block:
-        """Return the block of a tensor's touched rows."""
+        """Return the block with the entries of a tensor's touched rows."""
         indices = ctx.touched[slot].entries()
         values = code_values(tensor[indices], indices, tensor.size, self.value_dtype, ctx.kernels)
         return Block(slot, tensor.size, indices, values)
@@ -96,17 +96,17 @@ class Sparsifier(StatelessCodec):
     sends_fraction: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Reject a rate that keeps nothing, and an unknown value dtype."""
+        """Reject a compression rate of 0 or less, and an unknown value dtype."""
         check_rate(self.compression_rate)
         check_value_dtype(self.value_dtype)
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the selected entries of each tensor; a tensor with none selected gives no block.
+        """Return a packet of the selected entries; a tensor without a selected entry has no block.
 
         Raises:
-            NonFiniteUpdate: A tensor holds NaN or infinity.
+            NonFiniteUpdate: A tensor to encode holds NaN or infinity.
         """
         check_finite(tensors, ctx)
         rate = self.fraction(ctx)
@@ -118,16 +118,16 @@ class Sparsifier(StatelessCodec):
 
     @property
     def kept_fraction(self) -> float:
-        """The fraction of entries to send if the context sets no fraction."""
+        """The fraction of entries to send if `EncodeContext.keep` is None."""
         return self.compression_rate
 
     def fraction(self, ctx: EncodeContext) -> float:
-        """Return the fraction of entries to send."""
+        """Return the fraction of each tensor's entries to send in this step."""
         return self.kept_fraction if ctx.keep is None else ctx.keep
 
     @property
     def value_chunk(self) -> int:
-        """Number of entries that share scales, if the values are few-bit values."""
+        """Number of consecutive entries that share the scales of few-bit values."""
         return CHUNK_ENTRIES
 
     def coded(
@@ -153,7 +153,7 @@ class Sparsifier(StatelessCodec):
     def select(
         self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
     ) -> list[Selected]:
-        """Return the (ascending positions, values) to send, one pair per tensor."""
+        """Return the entries to send, one (ascending positions, values) pair per tensor."""
         raise NotImplementedError
 
 
@@ -168,7 +168,7 @@ class FusedSparsifier(Sparsifier):
         state: State,
         ctx: EncodeContext,
     ) -> tuple[Packet, State]:
-        """Do one error-feedback step, in one pass over the memory of each tensor."""
+        """Do one error-feedback step (see `Codec.feed`), in one pass over each tensor's memory."""
         rate = self.fraction(ctx)
         if rate >= 1:
             return super().feed(residuals, tensors, state, ctx)
@@ -185,7 +185,11 @@ class FusedSparsifier(Sparsifier):
         state: State,
         ctx: EncodeContext,
     ) -> list[Selected]:
-        """Add tensors to residuals, then remove and return the (positions, values) to send."""
+        """Add tensors to residuals, then remove and return the entries to send.
+
+        Returns:
+            One (positions, values) pair per tensor.
+        """
         raise NotImplementedError
 
     def _keep_errors(
@@ -195,9 +199,9 @@ class FusedSparsifier(Sparsifier):
         packet: Packet,
         ctx: EncodeContext,
     ) -> None:
-        """Store the rounding errors of the chosen entries in the residuals.
+        """Store the rounding errors of the sent entries in the residuals.
 
-        `take` has removed the chosen entries from the residuals.
+        `take` has set these entries of the residuals to 0.
         """
         if self.value_dtype == "float32":
             return
@@ -208,22 +212,22 @@ class FusedSparsifier(Sparsifier):
 
 @dataclasses.dataclass(frozen=True)
 class RandomK(Sparsifier):
-    """The control for TopK: the same number of entries, at uniformly drawn positions.
+    """The control for TopK: send as many entries as TopK, at uniformly drawn positions.
 
     Zeros can be drawn and are sent. Values are sent unscaled, not multiplied by n / k. The estimate
     of the gradient is therefore too small by the factor c. But each sent entry has the same meaning
-    as with TopK, so the two codecs differ only in the choice of positions.
+    as with TopK, so RandomK and TopK differ only in the choice of positions.
 
     Attributes:
         compression_rate: c, the fraction of entries sent, above 0.
-        value_dtype: Dtype of values on the wire, one of thinwire.ops.types.VALUE_DTYPES and
-            FEW_BITS.
+        value_dtype: Dtype of the sent values on the wire, one of thinwire.ops.types.VALUE_DTYPES
+            and FEW_BITS.
     """
 
     def select(
         self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
     ) -> list[Selected]:
-        """Return random positions and the values at them, one pair per tensor."""
+        """Return entries at random positions, one (positions, values) pair per tensor."""
         chosen = []
         for tensor in tensors:
             count = kept_entries(rate, tensor.size)
@@ -239,7 +243,7 @@ def _whole(
     ctx: EncodeContext,
     chunk: int = CHUNK_ENTRIES,
 ) -> Packet:
-    """Return one dense block per tensor; the values may be arrays on the device."""
+    """Return one dense block per tensor, with values on the device if `ctx.leaves_dense` allows."""
     settings = value_dtype, ctx.kernels, chunk
     if ctx.leaves_dense and value_dtype == "float32":
         coded = [CodedValues(value_dtype, tensor[:]) for tensor in tensors]

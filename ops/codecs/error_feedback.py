@@ -1,7 +1,7 @@
-"""Wrappers that remember the values that were not sent: error feedback, momentum correction.
+"""Codec wrappers that remember the values not sent: error feedback and momentum correction.
 
-A wrapper holds another codec or wrapper as `inner`. The wrapper's state holds the inner state and
-the wrapper's own arrays, as lists with one flat array per tensor.
+A wrapper holds another codec or wrapper as `inner`. The wrapper's state holds the state of `inner`
+and lists with one flat array per tensor, for example the residuals.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CodecWrapper(FeedsInTurn):
     """A codec around another codec.
 
     Attributes:
-        inner: The wrapped codec or wrapper.
+        inner: The codec or wrapper inside this wrapper.
     """
 
     inner: Codec
@@ -38,12 +38,12 @@ class CodecWrapper(FeedsInTurn):
 
     @property
     def kind(self) -> Kind:
-        """The meaning of the values in the packets."""
+        """The meaning of the values in the packets: gradients or changes of weights."""
         return self.inner.kind
 
     @property
     def value_dtype(self) -> str:
-        """Dtype of values on the wire."""
+        """Dtype of the packet's values on the wire, set by the inner codec."""
         return self.inner.value_dtype
 
     @property
@@ -52,37 +52,37 @@ class CodecWrapper(FeedsInTurn):
         return self.inner.sends_fraction
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return the state, which holds only the inner codec's state."""
+        """Return the wrapper's state, which holds only the inner codec's state."""
         return {"inner": self.inner.init(spec, kernels)}
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the inner codec's packet for the tensors times `ctx.factors`, and the state."""
+        """Return the inner codec's packet for the tensors times `ctx.factors`, and a new state."""
         packet, inner = encode_multiplied(self.inner, tensors, state["inner"], ctx)
         return packet, state | {"inner": inner}
 
     def undelivered(self, packet: Packet, state: State) -> State:
-        """Let the inner codec take back the packet, which was not applied."""
+        """Let the inner codec take back the packet, which the shards did not apply."""
         return state | {"inner": self.inner.undelivered(packet, state["inner"])}
 
     def residuals(self, state: State) -> list[Float32]:
-        """Return the error-feedback residual of each tensor; empty without error feedback."""
+        """Return the inner codec's residuals, one per tensor; empty without error feedback."""
         return residuals_of(self.inner, state["inner"])
 
     @property
     def keeps_momentum(self) -> bool:
-        """Whether the state holds a momentum, and not only a residual."""
+        """Whether the codec's state carries momentum from step to step."""
         return False
 
     def with_momentum(self, momentum: float) -> CodecWrapper:
-        """Return the codec with this momentum set in every wrapper that has none (None)."""
+        """Return the codec with `momentum` set in every wrapper that has no momentum yet (None)."""
         inner = with_momentum(self.inner, momentum)
         return self if inner is self.inner else dataclasses.replace(self, inner=inner)
 
 
 def with_momentum(codec: Codec, momentum: float) -> Codec:
-    """Return the codec with this momentum set in every wrapper that has none (None)."""
+    """Return the codec with `momentum` set in every wrapper that has no momentum yet (None)."""
     return codec.with_momentum(momentum) if isinstance(codec, CodecWrapper) else codec
 
 
@@ -94,7 +94,7 @@ def wrappers_of(codec: Codec) -> Iterator[CodecWrapper]:
 
 
 def coding_of(codec: Codec) -> Codec:
-    """Return the innermost codec, without wrappers: it selects the entries to send."""
+    """Return the innermost codec, without wrappers: the codec that selects the entries to send."""
     for wrapper in wrappers_of(codec):
         codec = wrapper.inner
     return codec
@@ -102,25 +102,25 @@ def coding_of(codec: Codec) -> Codec:
 
 @dataclasses.dataclass(frozen=True)
 class ErrorFeedback(CodecWrapper):
-    """Keep the values that the inner codec does not send; add them to the next step's tensors.
+    """Keep the values that the inner codec does not send, and add them to the next step's tensors.
 
-    With residual a, tensors h and carry m, per entry:
+    With residual a (the values not sent yet), tensors h and carry m, per entry:
 
         a <- a + h;   q = the decoded packet;   a <- (a - q) + m q
 
     q is 0 where nothing is sent. The rounding errors of sent values stay in the residual too. With
     m = 0 this is Gradient Dropping's residual. With m > 0 it is SAMomentum without a division: an
     entry that is sent after T steps is m times the value sent last plus the T values of h since
-    then, so momentum decays once per sending, not once per step.
+    that value, so momentum decays once per sending, not once per step.
 
     With a decay b each step begins with ``a <- b a``. An old residual then counts less than the new
-    tensors, which the residual may contradict after many local steps.
+    tensors, which can contradict the residual after many local steps.
 
     Attributes:
         inner: Codec that selects or rounds values.
-        carry: m, the fraction of a sent value that stays in the residual, from 0 to below 1; None:
-            0, unless `with_momentum` sets it.
-        decay: b, the factor of the old residual in each step, from 0 to 1.
+        carry: m, the fraction of a sent value that stays in the residual, from 0 to below 1. None
+            counts as 0 until `with_momentum` sets the fraction.
+        decay: b, the factor of the old residual in each step, from 0 to 1; 1: no decay.
         ahead: Fraction of the residual that a worker adds to the shards' weights when it begins its
             local steps, from 0 to 1.
 
@@ -149,7 +149,7 @@ class ErrorFeedback(CodecWrapper):
         return bool(self.carry)
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return a residual of zeros, and the inner codec's state."""
+        """Return the state before the first step: residuals of zeros, and the inner state."""
         return super().init(spec, kernels) | {"residual": _zeros(spec, kernels)}
 
     def encode(
@@ -158,10 +158,10 @@ class ErrorFeedback(CodecWrapper):
         """Return the inner codec's packet for the residual plus the tensors.
 
         Raises:
-            NonFiniteUpdate: A tensor holds NaN or infinity; the residual is unchanged.
+            NonFiniteUpdate: A tensor to encode holds NaN or infinity; the residual is unchanged.
         """
-        # Check before the decay: it and the inner codec change the residual in place, and a step
-        # that raises must leave the residual unchanged.
+        # Check before the decay: the decay and the inner codec change the residual in place, and a
+        # step that raises must leave the residual unchanged.
         check_finite(tensors, ctx)
         residuals = state["residual"]
         if self.decay != 1:
@@ -175,44 +175,46 @@ class ErrorFeedback(CodecWrapper):
         return packet, state | {"inner": inner}
 
     def undelivered(self, packet: Packet, state: State) -> State:
-        """Add the values of the packet, which was not applied, to the residual again."""
+        """Add the values of a packet that the shards did not apply to the residual again."""
         # `encode` took only the fraction 1 - carry of each value out of the residual.
         _give_back(state["residual"], packet, 1 - (self.carry or 0.0))
         return super().undelivered(packet, state)
 
     def residuals(self, state: State) -> list[Float32]:
-        """Return the residual."""
+        """Return the error-feedback residuals, one [n] float32 array per tensor."""
         residuals: list[Float32] = state["residual"]
         return residuals
 
     def with_momentum(self, momentum: float) -> CodecWrapper:
-        """Return the codec with `carry` set to this momentum if `carry` is None."""
+        """Return the wrapper with an unset carry (None) replaced by `momentum`."""
         filled = self if self.carry is not None else dataclasses.replace(self, carry=momentum)
         return CodecWrapper.with_momentum(filled, momentum)
 
 
 def residuals_of(codec: Codec, state: State) -> list[Float32]:
-    """Return the codec's error-feedback residual of each tensor; empty without error feedback."""
+    """Return the codec's residuals, one [n] float32 per tensor; empty without error feedback."""
     return codec.residuals(state) if isinstance(codec, CodecWrapper) else []
 
 
 @dataclasses.dataclass(frozen=True)
 class MomentumCorrection(CodecWrapper):
-    """Pass a velocity, not the gradient, to the inner codec: unsent values gain momentum too.
+    """Pass a velocity instead of the gradient to the inner codec: unsent values gain momentum too.
 
-    With velocity u, gradients h and momentum m:
+    With velocity u, gradients h and momentum m, one of:
 
         u <- m u + h          u is passed to the inner codec;
         u <- m (u + h)        the new u plus h is passed to the inner codec (Nesterov).
 
     Momentum factor masking then sets u to 0 where the inner codec's packet has entries, so that a
-    stale direction does not move the entries that were just sent any further.
+    stale direction does not keep moving the entries that were just sent.
 
     Attributes:
         inner: Codec that remembers the values that it does not send, usually an ErrorFeedback.
-        momentum: m, from 0 to below 1; None: 0, unless `with_momentum` sets it.
-        nesterov: Whether to use the Nesterov form.
-        masking: Whether to use momentum factor masking.
+        momentum: m, the factor of the old velocity, from 0 to below 1. None counts as 0 until
+            `with_momentum` sets the momentum.
+        nesterov: Whether to pass the new velocity plus the gradient (Nesterov momentum) instead of
+            the new velocity.
+        masking: Whether to set the velocity of sent entries to 0 (momentum factor masking).
 
     Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018, sections 3.2 and 3.3. The
     Nesterov form comes from the authors' program.
@@ -233,7 +235,7 @@ class MomentumCorrection(CodecWrapper):
         return bool(self.momentum)
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return a velocity of zeros, and the inner codec's state."""
+        """Return the state before the first step: velocities of zeros, and the inner state."""
         return super().init(spec, kernels) | {"velocity": _zeros(spec, kernels)}
 
     def encode(
@@ -242,7 +244,7 @@ class MomentumCorrection(CodecWrapper):
         """Return the inner codec's packet for the velocity.
 
         Raises:
-            NonFiniteUpdate: A tensor holds NaN or infinity; the velocity is unchanged.
+            NonFiniteUpdate: A tensor to encode holds NaN or infinity; the velocity is unchanged.
         """
         check_finite(tensors, ctx)
         velocity: list[Float32] = state["velocity"]
@@ -269,7 +271,7 @@ class MomentumCorrection(CodecWrapper):
         return packet, state | {"inner": inner}
 
     def with_momentum(self, momentum: float) -> CodecWrapper:
-        """Return the codec with `momentum` set to this value if `momentum` is None."""
+        """Return the wrapper with an unset momentum (None) replaced by `momentum`."""
         is_unset = self.momentum is None
         filled = dataclasses.replace(self, momentum=momentum) if is_unset else self
         return CodecWrapper.with_momentum(filled, momentum)

@@ -1,7 +1,7 @@
 """Operations on packets in memory that codecs and their wrappers share.
 
-Decode a block, copy a packet's values out of arrays that are about to change, and do one step of
-error feedback around any codec.
+The functions decode a block, copy a packet's values out of arrays that are about to change, and do
+one step of error feedback around any codec.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FeedsInTurn:
 
 
 def without_factors(ctx: EncodeContext) -> EncodeContext:
-    """Return the context for tensors that are finite and already multiplied by the factors."""
+    """Return `ctx` changed for tensors that are finite and already multiplied by the factors."""
     return dataclasses.replace(ctx, factors=None, finite=True)
 
 
@@ -81,15 +81,16 @@ def code_values(
     kernels: Kernels,
     chunk: int = CHUNK_ENTRIES,
 ) -> CodedValues:
-    """Code values of a tensor in a value dtype.
+    """Code the values of a tensor's entries in a value dtype.
 
     Args:
-        values: [k] float32, finite.
-        indices: [k] int64, ascending positions of the values; None: the values are all entries.
+        values: [k] float32, finite values to code.
+        indices: [k] int64, ascending positions of the values in the tensor; None: the values are
+            all of the tensor's entries.
         size: Number of entries in the tensor.
-        dtype: Value dtype, one of VALUE_DTYPES and FEW_BITS.
+        dtype: Dtype to code the values in, one of VALUE_DTYPES and FEW_BITS.
         kernels: Kernels that do the array work.
-        chunk: Number of entries that share scales, if the dtype is one of FEW_BITS.
+        chunk: Number of consecutive entries that share scales, used only with a dtype of FEW_BITS.
     """
     if dtype not in FEW_BITS:
         return kernels.quantise(values, dtype)
@@ -101,12 +102,12 @@ def code_values(
 
 
 def decoded(block: Block, kernels: Kernels | None = None) -> tuple[Int64 | slice, Float32]:
-    """Return the index of a block's entries in its tensor, and their values [k] float32.
+    """Return the index of a block's entries in the tensor, and the entries' values [k] float32.
 
     Args:
-        block: Block of any class.
-        kernels: Kernels that multiply low-rank factors, for example on the device; None: numpy's
-            kernels.
+        block: Block to decode, of any class.
+        kernels: Kernels that multiply the factors of a low-rank block, for example on the device;
+            None: numpy's kernels.
     """
     from thinwire.ops.kernels.numpy_ops import dequantise
 
@@ -117,7 +118,7 @@ def decoded(block: Block, kernels: Kernels | None = None) -> tuple[Int64 | slice
 
 
 def detached(packet: Packet, arrays: Sequence[Float32]) -> Packet:
-    """Return the packet with copies of values that are views of `arrays`, one array per slot."""
+    """Copy the packet's values that are views of `arrays` (one per tensor); return the packet."""
     import numpy as np
 
     blocks = []
@@ -143,10 +144,10 @@ def on_host(block: Block) -> Block:
 
 
 def rescaled(block: Block, factor: float) -> Block:
-    """Return the block with values that decode to `factor` > 0 times as much.
+    """Return the block with its decoded values multiplied by `factor`, which is above 0.
 
     Only the block's scale changes. The new scale is rounded to float32, the type of scales on the
-    wire, and limited so that it becomes neither 0 nor infinite.
+    wire, and limited to the range of normal float32, so that it becomes neither 0 nor infinite.
     """
     import numpy as np
 

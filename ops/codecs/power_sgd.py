@@ -1,4 +1,4 @@
-"""PowerSGD: each matrix is sent as the product of two thin matrices."""
+"""The PowerSGD codec: it sends each gradient matrix as the product of two thin matrices."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ class PowerSgd(StatelessCodec):
 
         P = orthonormal(M Q);   Q = M^T P
 
-    A tensor of two or more dimensions is a matrix whose columns are its last axis: [in, out] for a
+    A tensor of two or more dimensions is a matrix with the last axis as columns: [in, out] for a
     dense layer, [height * width * in, out] for a convolution. A tensor is sent whole if its factors
     would not be smaller than the tensor (a bias, for example), or if the factors leave the range of
     float32. A matrix of zeros is not sent.
 
-    The difference M - P Q^T is dropped, so an `ErrorFeedback` belongs around this codec.
+    PowerSgd drops the difference M - P Q^T, so an `ErrorFeedback` belongs around this codec.
 
     Attributes:
-        powersgd_rank: r, at least 1; limited to the smaller side of each matrix.
-        value_dtype: Dtype of the factors' entries on the wire, one of
+        powersgd_rank: r, the number of columns of P and of Q, at least 1; limited to the smaller
+            side of each matrix.
+        value_dtype: Dtype of the entries of P and Q on the wire, one of
             thinwire.ops.types.VALUE_DTYPES.
 
     Source: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
@@ -64,13 +65,13 @@ class PowerSgd(StatelessCodec):
         check_value_dtype(self.value_dtype, known=VALUE_DTYPES)
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return Q of each tensor: zeros until the first step draws Q; empty if sent whole."""
+        """Return Q of each tensor: zeros before the first step; empty for a tensor sent whole."""
         import numpy as np
 
         return {"right": [np.zeros(self._shape(tensor), np.float32) for tensor in spec.tensors]}
 
     def _shape(self, tensor: TensorSpec) -> tuple[int, int]:
-        """Return (columns, rank) of a tensor's Q; (0, 0) if the tensor is sent whole."""
+        """Return the shape (columns, rank) of a tensor's Q; (0, 0) for a tensor sent whole."""
         if len(tensor.shape) < 2 or not tensor.size:
             return 0, 0
         columns = tensor.shape[-1]
@@ -81,10 +82,10 @@ class PowerSgd(StatelessCodec):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return a low-rank block for each matrix and a dense block for each other tensor.
+        """Return a packet: low-rank blocks of matrices, and dense blocks of tensors sent whole.
 
         Raises:
-            NonFiniteUpdate: A tensor holds NaN or infinity.
+            NonFiniteUpdate: A tensor to encode holds NaN or infinity.
         """
         check_finite(tensors, ctx)
         ctx = dataclasses.replace(ctx, finite=True)
@@ -99,7 +100,7 @@ class PowerSgd(StatelessCodec):
     def _approximated(
         self, slot: int, tensor: Float32, right: Float32, ctx: EncodeContext
     ) -> tuple[Block | None, Float32]:
-        """Return the tensor's block (None for a matrix of zeros), and Q for the next step."""
+        """Return the block for one tensor (None for a matrix of zeros), and Q for the next step."""
         from thinwire.ops.kernels import numpy_ops
 
         if not right.size:

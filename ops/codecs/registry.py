@@ -18,7 +18,7 @@ from thinwire.ops.types import CHUNK_ENTRIES, ConfigurationError, configured
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CodecChoices:
-    """The flags of codecs, one field per flag; None stands for the codec's own default."""
+    """The flags of codecs, one field per flag; None stands for the codec's default."""
 
     compression_rate: float = 0.01
     value_dtype: str | None = None
@@ -39,22 +39,22 @@ class CodecChoices:
     powersgd_rank: int = 2
 
 
-#: Default momenta, unless a script's optimizer sets the momentum.
+#: Flag -> default momentum, used if neither the flag nor a script's optimizer sets a momentum.
 _MOMENTA = {"dgs_momentum": 0.7, "dgc_momentum": 0.9}
 
-Wrap = Callable[[Codec, CodecChoices, int], Codec]  # (codec, choices, workers) -> codec
+Wrap = Callable[[Codec, CodecChoices, int], Codec]  # (codec, flags, number of workers) -> codec
 
 
 @dataclasses.dataclass(frozen=True)
 class CodecEntry:
-    """How to build one codec.
+    """How to build the codec of one value of --codec.
 
     Attributes:
-        base: Codec class that selects or codes; gets the choices with the names of its fields.
-        wrap: Function that adds the wrappers specific to this codec; None: there are no wrappers
-            specific to this codec.
-        own: Names of the choices that `wrap` uses.
-        warmup_epochs: Number of warm-up epochs if --warmup_epochs is not set.
+        base: Innermost codec class. Its fields are filled from the flags of the same names.
+        wrap: Function that adds the wrappers specific to this codec; None: the codec has no
+            wrappers of that kind.
+        own: Names of the flags that `wrap` reads.
+        warmup_epochs: Number of warm-up epochs if --warmup_epochs is not set; 0: no warm-up.
     """
 
     base: type[Codec]
@@ -64,7 +64,7 @@ class CodecEntry:
 
     @property
     def heeds(self) -> frozenset[str]:
-        """Names of the choices that have an effect on this codec."""
+        """Names of the flags (fields of `CodecChoices`) that have an effect on this codec."""
         names = {field.name for field in dataclasses.fields(self.base)} | set(self.own)
         if issubclass(self.base, Sparsifier):
             names.add("warmup_epochs")
@@ -113,7 +113,7 @@ _DGC_CHOICES = (
     *("dgc_clip_norm", "dgc_clip_scope"),
 )
 
-#: --codec value -> how to build the codec.
+#: Value of the flag --codec -> how to build the codec.
 CODECS: dict[str, CodecEntry] = {
     "dense": CodecEntry(Dense),
     "topk": CodecEntry(TopK),
@@ -129,16 +129,17 @@ CODECS: dict[str, CodecEntry] = {
 def build_codec(
     name: str, choices: CodecChoices, nb_workers: int = 1, leaves_momentum: bool = False
 ) -> Codec:
-    """Return the codec `name` with all wrappers that the choices add.
+    """Return the codec `name` with all wrappers that the flags in `choices` add.
 
     Args:
         name: Codec name, a key of CODECS.
         choices: Flags of codecs, as the user set them.
         nb_workers: Number of workers in the run.
-        leaves_momentum: Whether an unset momentum stays None, for `with_momentum` to set.
+        leaves_momentum: True: a momentum that the user did not set stays None, and `with_momentum`
+            sets it later. False: it gets its default.
 
     Raises:
-        ConfigurationError: A choice has an illegal value, or no effect with this codec.
+        ConfigurationError: A flag has an illegal value, or no effect with this codec.
     """
     row = CODECS[name]
     _refuse_idle(name, row, choices)
@@ -164,7 +165,7 @@ def build_codec(
 
 
 def _refuse_idle(name: str, row: CodecEntry, choices: CodecChoices) -> None:
-    """Reject choices that have no effect; every codec accepts the rate and the value dtype."""
+    """Reject flags without effect on the codec; all codecs accept the rate and the value dtype."""
     usual = {field.name: field.default for field in dataclasses.fields(CodecChoices)}
     heeded = row.heeds | {"compression_rate", "value_dtype"}
     for setting, default in usual.items():

@@ -1,4 +1,4 @@
-"""The codec that sends the entries of largest magnitude."""
+"""The codec that sends the entries of largest magnitude in each tensor."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from thinwire.ops.kernels.base import Selected
     from thinwire.ops.types import Float32
 
-#: --selection values.
+#: Legal values of the flag --selection; `TopK` describes the two values.
 SELECTIONS = ("exact", "carried")
 
 
 @dataclasses.dataclass(frozen=True)
 class TopK(FusedSparsifier):
-    """AdaComp's selection: send the k entries of largest magnitude in each tensor, drop the others.
+    """Send the k entries of largest magnitude in each tensor and drop the others, as in AdaComp.
 
-    ``k = max(1, floor(c * n + 1e-9))``; ties go to the lowest index. Zeros are never sent: an
-    all-zero tensor gives no block. With c >= 1 every entry is sent.
+    For a tensor of n entries, ``k = max(1, floor(c * n + 1e-9))``. Ties go to the lowest index.
+    Zeros are never sent: an all-zero tensor gives no block. With c >= 1 every entry is sent.
 
     Attributes:
         compression_rate: c, the fraction of entries sent, above 0.
-        value_dtype: Dtype of values on the wire, one of thinwire.ops.types.VALUE_DTYPES and
-            FEW_BITS.
-        selection: "exact": the k largest; "carried": the entries above the last step's threshold,
-            which adapts so that about k entries (0.8 k to 1.3 k) are sent.
+        value_dtype: Dtype of the sent values on the wire, one of thinwire.ops.types.VALUE_DTYPES
+            and FEW_BITS.
+        selection: "exact": send the k largest entries. "carried": send the entries above the last
+            step's threshold, which adapts so that about k entries (0.8 k to 1.3 k) are sent.
 
     Source: Hardy et al. (arXiv 1702.04683) and their published code; docs/methods/adacomp.md.
     """
@@ -39,7 +39,7 @@ class TopK(FusedSparsifier):
     selection: str = "exact"
 
     def __post_init__(self) -> None:
-        """Reject an unknown selection."""
+        """Reject a `selection` that is not in SELECTIONS."""
         super().__post_init__()
         if self.selection not in SELECTIONS:
             raise ConfigurationError(
@@ -47,7 +47,7 @@ class TopK(FusedSparsifier):
             )
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return the thresholds of the last two steps, one per tensor; 0 means not known yet."""
+        """Return the state before the first step: all thresholds are 0, which means unknown."""
         import numpy as np
 
         zeros = np.zeros(len(spec.tensors), np.float32)
@@ -61,7 +61,11 @@ class TopK(FusedSparsifier):
         state: State,
         ctx: EncodeContext,
     ) -> list[Selected]:
-        """Add tensors to residuals, then remove and return the (positions, values) to send."""
+        """Add tensors to residuals, then remove and return the entries to send.
+
+        Returns:
+            One (positions, values) pair per tensor.
+        """
         counts = [kept_entries(rate, tensor.size) for tensor in tensors]
         factors = ctx.factors or (1.0,) * len(tensors)
         hints = _expected(state)
@@ -76,7 +80,7 @@ class TopK(FusedSparsifier):
     def select(
         self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
     ) -> list[Selected]:
-        """Return the (positions, values) to send, one pair per tensor."""
+        """Return the entries to send, one (positions, values) pair per tensor."""
         counts = [kept_entries(rate, tensor.size) for tensor in tensors]
         if self.selection == "exact":
             return [ctx.kernels.top_k(*pair) for pair in zip(tensors, counts, strict=True)]
@@ -89,7 +93,7 @@ class TopK(FusedSparsifier):
 
 
 def _expected(state: State) -> list[float]:
-    """Return a hint per tensor: the last step's threshold, or lower if the threshold is falling."""
+    """Return the expected threshold of each tensor: the last one, or less if thresholds fall."""
     last, earlier = state["thresholds"].tolist(), state["earlier"].tolist()
     state["earlier"][:] = last
     return [

@@ -1,4 +1,4 @@
-"""Wrappers around any codec: learning rate, clipping, warm-up, and small tensors sent whole."""
+"""Wrappers around any codec: they apply the learning rate, clip, warm up, or send tensors whole."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from thinwire.ops.types import (
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: --dgc_clip_scope values.
+#: Legal values of the flag --dgc_clip_scope; `Clip` describes the two values.
 CLIP_SCOPES = ("model", "tensor")
 
 
@@ -32,11 +32,11 @@ CLIP_SCOPES = ("model", "tensor")
 class Descend(CodecWrapper):
     """Send changes of weights: pass ``-learning rate * tensors`` to the inner codec.
 
-    The inner codec's residual is then a sum of changes, each at its step's learning rate. A new
-    learning rate does not rescale the residual.
+    The inner codec's residual (the values not sent yet) is then a sum of changes, each at the
+    learning rate of its step. A new learning rate does not rescale the residual.
 
     Attributes:
-        inner: Codec that sends the changes.
+        inner: Codec that encodes the changes of weights.
 
     Source: Dual-Way Gradient Sparsification, ICPP 2020 (its residual sums eta times gradients).
     """
@@ -46,10 +46,10 @@ class Descend(CodecWrapper):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the inner codec's packet for the changes.
+        """Return the inner codec's packet for the changes of weights.
 
         Raises:
-            NonFiniteUpdate: A tensor holds NaN or infinity.
+            NonFiniteUpdate: A tensor to encode holds NaN or infinity.
         """
         ctx = _with_factor(ctx, len(tensors), -ctx.learning_rate)
         packet, state = super().encode(tensors, state, ctx)
@@ -58,14 +58,14 @@ class Descend(CodecWrapper):
 
 @dataclasses.dataclass(frozen=True)
 class RateAtSend(CodecWrapper):
-    """Send changes of weights: multiply the packet by minus the current learning rate.
+    """Send changes of weights: multiply the inner packet by minus the current learning rate.
 
-    The inner codec's residual is a sum of gradients, so a new learning rate applies to the residual
-    too. The sign is applied to the tensors, the rate to the packet's scales, so that no value is
-    rounded twice.
+    The inner codec's residual (the values not sent yet) is a sum of gradients, so a new learning
+    rate applies to the residual too. The minus sign is applied to the tensors and the rate to the
+    packet's scales, so that no value is rounded twice.
 
     Attributes:
-        inner: Codec that sends the gradients.
+        inner: Codec that encodes the gradients.
 
     Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018.
     """
@@ -79,10 +79,10 @@ class RateAtSend(CodecWrapper):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the inner codec's packet, times the learning rate.
+        """Return the inner codec's packet with its values times the learning rate.
 
         Raises:
-            NonFiniteUpdate: A tensor holds NaN or infinity.
+            NonFiniteUpdate: A tensor to encode holds NaN or infinity.
         """
         rate = ctx.learning_rate
         ctx = _with_factor(ctx, len(tensors), -1.0)
@@ -92,8 +92,9 @@ class RateAtSend(CodecWrapper):
         return Packet(blocks, self.kind), state | {"scales": scales}
 
     def undelivered(self, packet: Packet, state: State) -> State:
-        """Let the inner codec take its packet back, with the scales from before the rate."""
-        # The residual sums gradients: with the rate in the scales, it would take back changes.
+        """Let the inner codec take its packet back, without the factor of the learning rate."""
+        # The residual sums gradients: with the rate in the packet's scales, the inner codec would
+        # add changes of weights to the residual.
         blocks = tuple(
             dataclasses.replace(block, values=dataclasses.replace(block.values, scale=scale))
             for block, scale in zip(packet.blocks, state["scales"], strict=True)
@@ -103,15 +104,16 @@ class RateAtSend(CodecWrapper):
 
 @dataclasses.dataclass(frozen=True)
 class Clip(CodecWrapper):
-    """Clip the tensors to an L2 norm before anything accumulates them.
+    """Clip the tensors to an L2 norm before the inner codec accumulates them.
 
     Attributes:
         inner: Codec that gets the clipped tensors.
-        norm: Largest L2 norm, above 0.
-        scope: "model": one norm over all tensors together; "tensor": one norm per tensor.
+        norm: Largest L2 norm that the clipped tensors can have, above 0.
+        scope: "model": `norm` limits the norm over all tensors together. "tensor": `norm` limits
+            the norm of each tensor.
 
     Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018, section 3.3: with N workers the
-    limit is the usual norm divided by the square root of N.
+    limit of one worker is the usual limit divided by the square root of N.
     """
 
     norm: float = 1.0
@@ -135,7 +137,7 @@ class Clip(CodecWrapper):
         """Return the inner codec's packet for the clipped tensors.
 
         Raises:
-            NonFiniteUpdate: A tensor holds NaN or infinity.
+            NonFiniteUpdate: A tensor to encode holds NaN or infinity.
         """
         check_finite(tensors, ctx)
         factors = ctx.factors or (1.0,) * len(tensors)
@@ -164,10 +166,11 @@ def has_clipping(codec: Codec) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class WarmUp(CodecWrapper):
-    """Send more in the first epochs: ``R_e = max(R, R ** ((e + 1) / (E + 1)))`` in epoch e < E.
+    """Send more entries in the first epochs: ``R ** ((e + 1) / (E + 1))`` of them in epoch e < E.
 
-    With R = 0.001 and E = 4 the fractions are 25, 6.3, 1.6 and 0.4 %, then 0.1 %. Epochs are
-    counted by the examples that all workers of the run have consumed.
+    At least R, the rate after the warm-up, is sent. With R = 0.001 and E = 4 the fractions are 25,
+    6.3, 1.6 and 0.4 %, then 0.1 %. Epochs are counted by the examples that all workers of the run
+    have consumed.
 
     Attributes:
         inner: Codec that sends a fraction of the entries.
@@ -181,7 +184,7 @@ class WarmUp(CodecWrapper):
     epochs: int = 4
 
     def __post_init__(self) -> None:
-        """Reject a warm-up of less than one epoch, and a rate that keeps nothing."""
+        """Reject a warm-up of less than one epoch, and a compression rate of 0 or less."""
         check_rate(self.compression_rate)
         if self.epochs < 1:
             raise ConfigurationError(
@@ -192,10 +195,10 @@ class WarmUp(CodecWrapper):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the inner codec's packet, with this epoch's fraction of the entries.
+        """Return the inner codec's packet with this epoch's fraction of the entries.
 
         Raises:
-            NonFiniteUpdate: A tensor holds NaN or infinity.
+            NonFiniteUpdate: A tensor to encode holds NaN or infinity.
         """
         epoch = min(int(ctx.epoch), self.epochs)
         rate = self.compression_rate
@@ -210,19 +213,19 @@ class WarmUp(CodecWrapper):
 class DenseBelow(CodecWrapper):
     """Send small tensors whole: biases, for example, cost few bytes and suffer most from delay.
 
-    A DenseBelow outside other wrappers works like one inside them, directly around the codec: the
-    other wrappers process the small tensors too.
+    A DenseBelow outside other wrappers acts as if it were inside them, directly around the codec:
+    the other wrappers process the small tensors too.
 
     Attributes:
         inner: Codec for the large tensors; small tensors are sent in the inner codec's value dtype.
-        entries: Smallest number of entries of a large tensor, at least 1.
+        entries: Number of entries from which a tensor is large, at least 1.
     """
 
     entries: int = 1
     takes_factors: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Reject a limit below 1: no tensor is smaller."""
+        """Reject `entries` below 1: no tensor could be small."""
         if self.entries < 1:
             raise ConfigurationError(
                 f"--dense_below={self.entries}: expected 1 or more entries (0 on the command line "
@@ -230,7 +233,7 @@ class DenseBelow(CodecWrapper):
             )
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return the inner codec's state, for the large tensors."""
+        """Return the inner codec's state, initialized for the large tensors only."""
         if isinstance(self.inner, CodecWrapper):
             return self._inside(self.inner).init(spec, kernels)
         large = [tensor for tensor in spec.tensors if tensor.size >= self.entries]
@@ -239,10 +242,10 @@ class DenseBelow(CodecWrapper):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return dense blocks for small tensors and the inner codec's blocks, in order of slots.
+        """Return dense blocks of small tensors and the inner codec's blocks of large tensors.
 
         Raises:
-            NonFiniteUpdate: A tensor holds NaN or infinity.
+            NonFiniteUpdate: A tensor to encode holds NaN or infinity.
         """
         check_finite(tensors, ctx)
         ctx = dataclasses.replace(ctx, finite=True)
@@ -260,7 +263,7 @@ class DenseBelow(CodecWrapper):
         state: State,
         ctx: EncodeContext,
     ) -> tuple[Packet, State]:
-        """Do one error-feedback step, with separate packets for the small and the large tensors."""
+        """Do one error-feedback step (see `Codec.feed`), small and large tensors separately."""
         if isinstance(self.inner, CodecWrapper):
             return self._inside(self.inner).feed(residuals, tensors, state, ctx)
         small, large = self._slots(tensors)
@@ -279,19 +282,19 @@ class DenseBelow(CodecWrapper):
         return _joined(packets[0], small, packets[1], large), state | {"inner": states[1]}
 
     def undelivered(self, packet: Packet, state: State) -> State:
-        """Let the inner codec take back the packet, which was not applied."""
+        """Let the inner codec take back the packet, which the shards did not apply."""
         if isinstance(self.inner, CodecWrapper):
             return self._inside(self.inner).undelivered(packet, state)
         return super().undelivered(packet, state)
 
     def residuals(self, state: State) -> list[Float32]:
-        """Return the error-feedback residual of each tensor."""
+        """Return the error-feedback residuals, one [n] float32 array per tensor."""
         if isinstance(self.inner, CodecWrapper):
             return self._inside(self.inner).residuals(state)
         return super().residuals(state)
 
     def _inside(self, inner: CodecWrapper) -> CodecWrapper:
-        """Return the inner wrapper with this DenseBelow moved inside that wrapper."""
+        """Return the inner wrapper with this DenseBelow moved inside the inner wrapper."""
         if isinstance(inner, DenseBelow):
             return DenseBelow(inner.inner, max(self.entries, inner.entries))
         return dataclasses.replace(inner, inner=DenseBelow(inner.inner, self.entries))
@@ -301,7 +304,7 @@ class DenseBelow(CodecWrapper):
         return Dense(self.inner.value_dtype)
 
     def _slots(self, tensors: Sequence[Float32]) -> tuple[list[int], list[int]]:
-        """Return the slots of the small tensors, and the slots of the large ones."""
+        """Return the slot numbers of the small tensors, and the slot numbers of the large ones."""
         small = [slot for slot, tensor in enumerate(tensors) if tensor.size < self.entries]
         return small, [slot for slot, tensor in enumerate(tensors) if tensor.size >= self.entries]
 
@@ -317,7 +320,7 @@ def _pick(tensors: Sequence[Float32], slots: Sequence[int]) -> list[Float32]:
 
 
 def _joined(one: Packet, slots: Sequence[int], other: Packet, others: Sequence[int]) -> Packet:
-    """Merge two packets; slots of their blocks are indices into `slots` and `others`."""
+    """Merge two packets with blocks that are numbered by indices into `slots` and into `others`."""
 
     def moved(packet: Packet, to: Sequence[int]) -> list[Block]:
         return [dataclasses.replace(block, slot=to[block.slot]) for block in packet.blocks]

@@ -1,4 +1,4 @@
-"""The interface of down codecs."""
+"""The interface of down codecs, which select the content of a shard's replies to workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DownCodec(Policy, Protocol):
-    """Selects the content of a shard's replies.
+    """Selects the weights or updates that a shard sends in its replies to workers.
 
     An implementation is a frozen dataclass of hyper-parameters. The state belongs to the caller. A
     method may change the state in place to save a copy; only the returned state is valid then.
@@ -33,7 +33,7 @@ class DownCodec(Policy, Protocol):
     relays: ClassVar[bool] = False
 
     def init(self, size: int) -> State:
-        """Return the state of a shard with `size` entries that has not sent a reply yet."""
+        """Return the down codec's state for a shard of `size` weights before the first reply."""
 
     def record_update(
         self,
@@ -44,17 +44,17 @@ class DownCodec(Policy, Protocol):
         relayed: RelayedRound | None = None,
         before_change: BeforeChange = unguarded,
     ) -> State:
-        """Record that an update changed the weights. By default the state does not depend on it.
+        """Record that an update changed the shard's weights.
 
         Args:
-            indices: [k] int64, ascending positions of the changed entries; None: all entries.
-            version: Version of the shard after the update.
-            state: State from `init`.
+            indices: [k] int64, ascending positions of the changed weights; None: all weights.
+            version: Version of the shard (number of applied updates) after the update.
+            state: State of the down codec, from `init` or an earlier call.
             own: Changed entries that one worker can compute from its own push; None if the update
-                holds more than one push, or if no entries can be omitted.
-            relayed: The round's coded updates; None if anything other than their plain mean changed
-                the weights, or if the down codec does not relay.
-            before_change: Function to call before an array of the state changes.
+                merges several pushes, or if replies cannot omit entries.
+            relayed: Coded updates of the workers in this round; None if anything other than their
+                plain mean changed the weights, or if the down codec does not relay.
+            before_change: Function to call with an array of the state before the array changes.
         """
         return state
 
@@ -66,7 +66,7 @@ class DownCodec(Policy, Protocol):
         return request.base_version
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
-        """Return the reply to a request; the arrays of the reply are copies."""
+        """Return the reply to a worker's request; the reply's arrays are copies."""
 
     def forget(self, worker: int, state: State) -> State:
         """Drop the state of a worker that has left or that has wrong weights, if there is any."""

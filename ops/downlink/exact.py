@@ -1,7 +1,7 @@
-"""Exact down codecs, dense and delta: after the reply the worker's floats equal the shard's.
+"""The exact down codecs `dense` and `delta`: their replies make a worker's weights the shard's.
 
-``dense`` sends the whole model every time, as AdaComp's published code does. ``delta`` implements
-the rule in docs/methods/adacomp.md.
+``dense`` sends the whole model in every reply, as AdaComp's published code does. ``delta`` sends
+the weights that changed since the worker's version; docs/methods/adacomp.md states the rule.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def full_reply(shard: ShardView) -> ModelReply:
-    """Return a reply with a copy of the whole shard."""
+    """Return a reply with a copy of all weights of the shard."""
     return ModelReply(Operation.FULL, Update(None, shard.keep(shard.theta)), shard.version, "full")
 
 
 def check_fraction(name: str, value: float) -> None:
-    """Raise ConfigurationError if the value is not from 0 to 1; `name` names the setting."""
-    if not 0 <= value <= 1:  # rejects NaN too
+    """Raise ConfigurationError if the value of the setting `name` is not from 0 to 1."""
+    if not 0 <= value <= 1:  # rejects NaN too, as comparisons with NaN are False
         raise ConfigurationError(f"{name}={value}: expected a fraction from 0 to 1.")
 
 
@@ -38,16 +38,16 @@ _WINDOW, _MOST_UPDATES = 0.25, 64
 
 
 def _keep_positions(state: State, indices: Int64, version: int, own: OwnEntries | None) -> None:
-    """Append an update to the window, and drop the oldest updates beyond the window's limits."""
+    """Append an update to the window of remembered updates, and drop the oldest beyond limits."""
     import numpy as np
 
     size, window = state["last_changed"].size, state["scratch"].setdefault("window", [])
     # The window must hold consecutive versions: `_changed_since` merges all updates after a base
-    # version, and a gap would hide the entries of the missing update.
+    # version, and a missing version would hide the entries that its update changed.
     if window and window[-1]["version"] != version - 1:
         window.clear()
     dtype = np.int32 if size < 1 << 31 else np.int64
-    not_own = indices[:0]  # entries that the update's sender cannot compute; almost always none
+    not_own = indices[:0]  # entries that the update's sender cannot compute; almost always empty
     if own is not None and len(own.indices) < len(indices):
         not_own = np.setdiff1d(indices, own.indices, assume_unique=True)
     entry = {"version": version, "indices": indices.astype(dtype), "rest": not_own.astype(dtype)}
@@ -58,14 +58,14 @@ def _keep_positions(state: State, indices: Int64, version: int, own: OwnEntries 
 
 
 def _changed_since(base: int, own: State | None, state: State) -> Int64:
-    """Return the entries changed after version `base`, ascending, without the worker's `own`."""
+    """Return the ascending positions changed after version `base`, without the worker's `own`."""
     import numpy as np
 
     window, last_changed = state["scratch"].get("window"), state["last_changed"]
     if not window or window[0]["version"] > base + 1:
         is_lacking = last_changed > base
         if own is not None:
-            # An own entry may be omitted only if the worker's push is still its last change.
+            # Omit an entry of the worker's push only if no later update changed the entry.
             own_indices = own["indices"]
             is_lacking[own_indices[last_changed[own_indices] == own["version"]]] = False
         return np.flatnonzero(is_lacking)
@@ -88,7 +88,7 @@ class DownDense(DownCodec):
         return {}
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
-        """Return a reply with the whole shard."""
+        """Return a reply with all weights of the shard."""
         return full_reply(shard)
 
 
@@ -96,18 +96,18 @@ class DownDense(DownCodec):
 class DownDelta(DownCodec):
     """Send the new values of the entries that changed since the worker's version (SET).
 
-    One int32 per entry holds the version of the entry's last change and serves every worker. The
-    state also keeps the positions of the newest updates, up to `_WINDOW` of the entries: merging a
-    few updates takes a fraction of the time of scanning all entries. If more than `dense_fraction`
-    of the entries changed, the whole shard is smaller and is sent instead.
+    One int32 per weight holds the version of the weight's last change and serves every worker. The
+    state also keeps the positions of the newest updates, up to `_WINDOW` of all weights: merging a
+    few updates takes a fraction of the time of scanning all weights. If more than `dense_fraction`
+    of the weights changed, the whole shard takes fewer bytes and is sent instead.
 
     A reply omits the entries of the worker's own push that no other update has changed since the
     worker's base version: the worker adds the values that it sent (SET_REST). The state keeps the
-    positions of each worker's newest push for this. Checkpoints do not contain these positions,
-    because a worker that rejoins receives the whole model.
+    positions of each worker's newest push for this purpose. Checkpoints do not contain these
+    positions, because a worker that rejoins receives the whole model.
 
     Attributes:
-        dense_fraction: Fraction of changed entries above which the whole shard is sent, 0 to 1.
+        dense_fraction: Fraction of changed weights above which the whole shard is sent, 0 to 1.
     """
 
     dense_fraction: float = 0.6
@@ -118,7 +118,7 @@ class DownDelta(DownCodec):
         check_fraction("dense_fraction", self.dense_fraction)
 
     def init(self, size: int) -> State:
-        """Return the state of version 0: no entry has changed, and no update was dense."""
+        """Return the state at version 0: no weight has changed, and no update was dense."""
         import numpy as np
 
         scratch: State = {"window": []}
@@ -133,7 +133,7 @@ class DownDelta(DownCodec):
         relayed: RelayedRound | None = None,
         before_change: BeforeChange = unguarded,
     ) -> State:
-        """Record the version of the update at each changed entry."""
+        """Record the shard's version after the update as the last change of each changed weight."""
         if indices is None:
             state["dense_version"] = version
             return state
@@ -150,16 +150,16 @@ class DownDelta(DownCodec):
         return state
 
     def forget(self, worker: int, state: State) -> State:
-        """Drop the positions of a worker's newest push."""
+        """Drop the stored positions of the newest push of a worker that has left."""
         state["scratch"].pop(str(worker), None)
         return state
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
-        """Return the base version, or the request itself if the reply omits own entries."""
+        """Return the base version, or the request if the reply omits entries of its push."""
         return request.base_version if self._own_entries(request, state) is None else request
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
-        """Return the changes that turn the model of `request.base_version` into the current one."""
+        """Return the changes that turn the weights of `request.base_version` into the newest."""
         import numpy as np
 
         base = request.base_version
@@ -176,10 +176,7 @@ class DownDelta(DownCodec):
         return ModelReply(operation, Update(changed, shard.theta[changed]), shard.version, "delta")
 
     def _own_entries(self, request: ModelRequest, state: State) -> State | None:
-        """Return the entries that the worker can compute from the push of this request.
-
-        Return None if the worker can compute no entries.
-        """
+        """Return the entries that the worker computes from this request's push; None if none."""
         entries: State | None = state["scratch"].get(str(request.worker))
         push = (request.step, request.base_version)
         if entries is None or (entries["step"], entries["base_version"]) != push:

@@ -1,8 +1,9 @@
-"""The entries of a worker's own push that the reply to the worker may omit.
+"""The entries of a worker's own push that the shard's reply to the worker can omit.
 
-If a push is applied alone and is simply added, most of its entries end at exactly the value that
-the worker computes from its weights and the sent values with the same float32 operation. The shard
-does not derive these entries from settings: it compares the results with its weights, bit by bit.
+If the shard applies a push alone and simply adds it, most of its entries end at exactly the value
+that the worker computes from its weights and the sent values with the same float32 operation. The
+shard does not derive these entries from settings: it compares the results with its weights, bit by
+bit.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ _TINY = np.finfo(np.float32).tiny
 
 @dataclasses.dataclass(frozen=True)
 class OwnEntries:
-    """The entries to which one push, applied alone, did nothing but add its values."""
+    """The weights to which one push, applied alone, did nothing but add its values."""
 
-    worker: int  # worker that sent the push
-    step: int  # step of the push
+    worker: int  # number of the worker that sent the push
+    step: int  # the worker's step in which it sent the push
     base_version: int  # version of the worker's weights when it computed the push
-    version: int  # version of the shard after the push
-    indices: Int64  # [j] int64, positions in the shard
+    version: int  # version of the shard after the push was applied
+    indices: Int64  # [j] int64, positions of the entries in the shard's weights
 
     def as_state(self, indices: Int64) -> State:
-        """Return the entries at `indices` as plain data, for the down codec's state."""
+        """Return plain data of the push and `indices`, to be stored in the down codec's state."""
         return {
             "step": self.step,
             "base_version": self.base_version,
@@ -42,7 +43,7 @@ class OwnEntries:
 
 
 def values_at(arrival: Arrival | None, theta: Float32) -> Float32:
-    """Return the weights [k] at a sparse update's entries; empty if the arrival is None."""
+    """Return the weights [k] at the entries of a worker's sparse update; empty for None."""
     return theta[arrival.update.indices] if arrival is not None else np.empty(0, np.float32)
 
 
@@ -52,16 +53,17 @@ def find(
     """Return the entries that equal the previous weights plus the sent values, bit for bit.
 
     Kernels differ on subnormal numbers (TensorFlow's threads flush them to zero). Entries with a
-    subnormal value or sum are therefore not returned, and replies contain them.
+    subnormal value or sum are therefore not returned, and replies contain these entries.
 
     Args:
-        arrival: Sparse update of k entries, as received; None if no entries can be omitted.
+        arrival: A worker's sparse update of k entries, as received; None if replies cannot omit
+            entries.
         before: [k] float32, the weights at the update's entries before the update was applied.
-        theta: [n] float32, the weights after the update.
+        theta: [n] float32, all weights of the shard after the update.
         version: Version of the shard after the update.
 
     Returns:
-        The entries; None if the arrival is None.
+        The entries that the reply to the sender can omit; None if the arrival is None.
     """
     if arrival is None:
         return None

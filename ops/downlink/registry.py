@@ -1,9 +1,9 @@
 """The registry of down codecs, and the check for settings without an effect.
 
-``dense``, ``delta`` and ``relay`` are exact: after the worker has applied the reply, its floats
-equal the shard's bit for bit. ``sparse`` sends the largest differences first and keeps the smaller
-ones for later replies. ``auto`` is ``relay`` for a worker until the worker's replies are large, and
-``sparse`` after that.
+``dense``, ``delta`` and ``relay`` are exact: after the worker has applied the reply, its weights
+equal the shard's bit for bit. ``sparse`` sends the largest differences first and the smaller ones
+in later replies. ``auto`` works like ``relay`` for a worker until the worker's replies are large,
+and then like ``sparse``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from thinwire.ops.downlink.relay import DownRelay
 from thinwire.ops.downlink.sparse import DownAuto, DownSparse
 from thinwire.ops.types import ConfigurationError
 
-#: --down_codec value -> class of the down codec.
+#: Value of the flag --down_codec -> class of the down codec.
 DOWN_CODECS: dict[str, type[DownCodec]] = {
     "dense": DownDense,
     "delta": DownDelta,
@@ -28,14 +28,14 @@ DOWN_CODECS: dict[str, type[DownCodec]] = {
 
 
 def refuse_idle(name: str, given: Mapping[str, object]) -> None:
-    """Reject settings of sparse replies for a down codec that sends no sparse replies.
+    """Reject settings of sparse replies if the down codec sends no sparse replies.
 
     Args:
         name: Name of the down codec, a key of DOWN_CODECS.
-        given: Setting name -> value.
+        given: Name of a setting (a flag without dashes) -> its value.
 
     Raises:
-        ConfigurationError: A setting has no effect; the message names the setting.
+        ConfigurationError: A setting has no effect with the down codec.
     """
     if issubclass(DOWN_CODECS[name], DownSparse):
         return

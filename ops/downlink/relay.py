@@ -1,8 +1,8 @@
-"""The down codec that relays the coded updates of rounds.
+"""The down codec that relays the workers' coded updates: it sends them to the other workers.
 
-If the server adds the plain mean of a round's updates, every worker can do the same. The worker
-decodes the round's updates, sums them in order of worker id and adds the mean, with the same
-functions as the shard. The worker's floats then equal the shard's, bit for bit. Updates of coarse
+If a shard adds the plain mean of a round's updates, every worker can do the same. The worker
+decodes the round's updates, sums them in order of worker number and adds the mean, with the same
+functions as the shard. The worker's weights then equal the shard's, bit for bit. Updates of coarse
 values take fewer bytes than the new weights in float32. The shard never codes relayed updates: it
 sends the bytes that it received.
 """
@@ -32,31 +32,33 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Int32, Int64
     from thinwire.ops.wire.blocks import WireBlock
 
-#: Limits of the rounds kept for relaying: bytes of updates per entry of the shard (the last round
-#: is kept even above this limit), and number of rounds, which also caps the ages in `at_least`.
+#: Limits of the rounds that a shard keeps for relaying: bytes of updates per weight of the shard
+#: (the last round is kept even above this limit), and number of rounds, which also caps the ages
+#: in `_KeptRound.at_least`.
 _KEPT_BYTES, _MOST_ROUNDS = 0.5, 64
-#: Bytes that describe one block in a message's header, and the limit of these bytes per message.
+#: Bytes that describe one block in a message's header, and the limit of their sum in a message.
 _DESCRIPTION_BYTES, _MOST_DESCRIPTIONS = 20, 256 << 10
-#: Limit of the entries that a worker decodes from several rounds, per entry of the shard.
+#: Limit of the entries that a worker decodes from several relayed rounds, per weight of the shard.
 _MOST_DECODED = 2
-#: About how many bytes a float32 weight with a deflated exponent takes.
+#: Approximate bytes of a float32 weight on the wire, with its exponent deflated.
 _WEIGHT_BYTES = 3.5
-#: Limit of a relayed reply's bytes, as a multiple of a delta reply's, while other requests wait.
-#: The shard must merge, gather and code each entry of a delta, but sends relayed bytes unchanged.
+#: Limit of a relayed reply's bytes while other requests wait, as a multiple of the bytes of a delta
+#: reply (new values of the changed weights). The shard must merge, gather and code each entry of a
+#: delta reply, but sends relayed bytes unchanged.
 _MOST_MORE = 1.25
 
 
 @dataclasses.dataclass(frozen=True)
 class _KeptRound:
-    """A round that can be relayed.
+    """A round (a set of merged updates) that the shard can relay to workers.
 
     Attributes:
         version: Version of the shard after the round.
-        round: Copies of the round's updates.
+        round: Copies of the workers' updates in the round.
         num_bytes: Approximate bytes of each update, with the descriptions of the update's blocks.
-        num_entries: Number of entries in all updates together, after decoding.
-        changed_at: [k] int32, the version of the last change before this round, for each entry that
-            the round changed; the number of the shard's entries if the round changed all of them.
+        num_entries: Sum of the updates' numbers of entries after decoding.
+        changed_at: [k] int32: for each weight that the round changed, the version of the weight's
+            last change before the round. If the round changed all weights, the number of weights.
     """
 
     version: int
@@ -67,11 +69,11 @@ class _KeptRound:
 
     @functools.cached_property
     def at_least(self) -> Int64:
-        """[_MOST_ROUNDS + 1] int64: element i counts entries last changed i or more versions ago.
+        """[_MOST_ROUNDS + 1] int64: element i counts weights last changed i or more versions ago.
 
-        The ages are relative to this round's version and ignore this round's own changes. The
-        property is computed on first use, when some worker lacks the round; a run with one worker
-        never computes it.
+        The ages are relative to this round's version and ignore this round's changes. The property
+        is computed on first use, when a worker lacks the round; a run with one worker never
+        computes it.
         """
         import numpy as np
 
@@ -83,14 +85,14 @@ class _KeptRound:
 
 @dataclasses.dataclass(frozen=True)
 class DownRelay(DownDelta):
-    """Work like ``delta``, but relay all rounds since a worker's version if that pays.
+    """Work like `DownDelta`, but send the coded updates since a worker's version if that pays.
 
-    Relaying pays if the reply takes no more bytes than a delta reply, or up to a quarter more while
-    other requests wait for the shard.
+    Relaying coded updates pays if the reply takes no more bytes than a delta reply (new values of
+    the changed weights), or up to a quarter more while other requests wait for the shard.
 
     A round can be relayed if the only change of the weights was the plain mean of the received
-    updates, times one factor. The reply omits the update from the worker's own push, which the
-    worker already has.
+    updates, times one factor. The reply omits the receiving worker's own update, which the worker
+    already has.
     """
 
     relays: ClassVar[bool] = True
@@ -104,7 +106,7 @@ class DownRelay(DownDelta):
         relayed: RelayedRound | None = None,
         before_change: BeforeChange = unguarded,
     ) -> State:
-        """Record the changed entries, and the round if it can be relayed."""
+        """Record the changed weights, and keep the round's updates if they can be relayed."""
         rounds = state["scratch"].setdefault("rounds", [])
         kept_round = None if relayed is None else _keep(relayed, indices, version, state)
         # The list must hold consecutive versions: a worker that skips a round has wrong weights.
@@ -120,11 +122,11 @@ class DownRelay(DownDelta):
         return super().record_update(indices, version, state, own, before_change=before_change)
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
-        """Return the request itself if rounds are relayed: each reply omits a different push."""
+        """Return the request itself if updates are relayed: each reply omits a different push."""
         return super().sharing_key(request, state) if _to_relay(request, state) is None else request
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
-        """Return all rounds that a worker lacks, if that pays; else the changed entries."""
+        """Return the updates that a worker lacks, or the changed weights if they cost less."""
         rounds = _to_relay(request, state)
         if rounds is None:
             return super().gather(request, shard, state)
@@ -134,13 +136,13 @@ class DownRelay(DownDelta):
 def _keep(
     relayed: RelayedRound, indices: Int64 | None, version: int, state: State
 ) -> _KeptRound | None:
-    """Return a round with copied blocks; None if the round is too large for any reply."""
+    """Return the round with copies of its blocks; None if it is too large for any reply."""
     size = state["last_changed"].size
     num_bytes = tuple(
         sum(block_bytes(block) + _DESCRIPTION_BYTES for block in update.blocks)
         for update in relayed.updates
     )
-    # A reply omits at most one update, its receiver's own: subtract the largest.
+    # A reply omits at most one update, the one that its receiver sent: subtract the largest.
     if sum(num_bytes) - max(num_bytes) > _MOST_MORE * _WEIGHT_BYTES * size:
         return None
     counts = [sum(map(_num_values, update.blocks)) for update in relayed.updates]
@@ -168,7 +170,7 @@ def _copied(block: Block | WireBlock) -> Block | WireBlock:
 
 
 def _to_relay(request: ModelRequest, state: State) -> RelayedRounds | None:
-    """Return the rounds after the request's version; None if they are not kept or do not pay."""
+    """Return the rounds after the request's base version; None if not kept or not worth it."""
     base, stored = request.base_version, state["scratch"].get("rounds")
     if base is None or not stored or not stored[0].version <= base + 1 <= stored[-1].version:
         return None

@@ -7,14 +7,15 @@ remains between the shard and the replica, so no difference is lost. The functio
 work on this state:
 
     replicas: worker -> {"weights": [n] float32, "version": shard's version at the last reply}
-    resync: "iterations": number of worker 1's iterations; "step": step of the last counted one;
-        "snapshot": [n] float32, or [0] while no worker waits for the snapshot; "pending": workers
-        that have yet to receive the snapshot
-    scratch: not saved. "difference": [largest slice] float32; "last": worker -> `LastReply`
+    resync: "iterations": number of worker 1's iterations; "step": step of the last counted
+        iteration; "snapshot": the shard's weights [n] float32, or [0] while no worker waits for the
+        snapshot; "pending": workers that have yet to receive the snapshot
+    scratch: not saved in checkpoints. "difference": [largest slice] float32, memory for the
+        differences of one slice; "last": worker -> `LastReply`
 
 `BackupWeights` holds copies of the shard's weights by version, for weightings that compare a
-gradient with the weights it was computed from (w_bak in DC-ASGD). Workers that received the same
-version share one copy.
+gradient with the weights from which it was computed (w_bak in DC-ASGD). Workers that received the
+same version share one copy.
 
 Source: the server of DGS, Yan et al. (ICPP 2020); docs/methods/compression.md.
 """
@@ -37,23 +38,23 @@ from thinwire.ops.types import Block, CodedValues, State, Update
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
-#: A worker sends its model's checksum with each push whose step is a multiple of this number.
+#: A worker sends its model's checksum with its push in every step divisible by this number.
 CHECKSUM_INTERVAL = 1000
-#: Number of the worker whose iterations determine when to resynchronize.
+#: Number of the worker that sets the pace: its iterations determine when to take a snapshot.
 _PACEMAKER = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class LastReply:
-    """The last sparse reply to a worker, which a retry of the same push receives again."""
+    """The shard's last sparse reply to a worker; a retry of the same push receives it again."""
 
-    step: int  # step of the push that the reply answered
-    base_version: int  # version of the worker's weights before the reply
+    step: int  # the worker's step of the push that the reply answered
+    base_version: int  # version of the worker's weights before it applied the reply
     reply: ModelReply
 
 
 def keep(worker: int, shard: ShardView, state: State) -> None:
-    """Make the shard's weights the replica of a worker that is about to receive the whole shard."""
+    """Copy the shard's weights into the replica of a worker that will receive the whole shard."""
     replicas = state["replicas"]
     if str(worker) not in replicas:
         replicas[str(worker)] = {"weights": np.empty_like(shard.theta)}
@@ -65,13 +66,13 @@ def keep(worker: int, shard: ShardView, state: State) -> None:
 
 
 def drop(worker: int, state: State) -> None:
-    """Drop the replica of a worker."""
+    """Drop the shard's copy of a worker's weights (its replica)."""
     state["replicas"].pop(str(worker), None)
     _settle(worker, state)
 
 
 def _settle(worker: int, state: State) -> None:
-    """Drop a worker's last reply and pending snapshot: its replica was replaced or dropped."""
+    """Drop a worker's last reply and pending snapshot after a change of its whole replica."""
     state["scratch"]["last"].pop(str(worker), None)
     resync = state["resync"]
     if str(worker) in resync["pending"]:
@@ -81,14 +82,15 @@ def _settle(worker: int, state: State) -> None:
 
 
 def count_iteration(request: ModelRequest, every: int, shard: ShardView, state: State) -> None:
-    """Count the iterations of worker 1; take a snapshot of the shard in every `every`-th iteration.
+    """Count worker 1's iterations, and take a snapshot of the shard in every `every`-th of them.
 
     The DGS program takes its snapshot in iterations 151, 301 and so on. The program discards its
-    first iteration, so these are pushes 150, 300 and so on. All workers with a replica receive the
-    snapshot. A new snapshot replaces a snapshot that workers still wait for.
+    first iteration, so these iterations are pushes 150, 300 and so on. All workers with a replica
+    receive the snapshot. A new snapshot replaces a snapshot that workers still wait for.
     """
     resync = state["resync"]
-    if request.worker != _PACEMAKER or request.step <= resync["step"]:  # count a retry only once
+    # The comparison of steps keeps a retry of a counted push from being counted again.
+    if request.worker != _PACEMAKER or request.step <= resync["step"]:
         return
     resync["step"] = request.step
     resync["iterations"] += 1
@@ -98,10 +100,10 @@ def count_iteration(request: ModelRequest, every: int, shard: ShardView, state: 
 
 
 def send_snapshot(worker: int, shard: ShardView, state: State) -> ModelReply:
-    """Return a reply with the snapshot, which becomes the worker's replica.
+    """Return a reply with the snapshot of the shard, which becomes the worker's replica.
 
-    The shard's changes since the snapshot are the difference to the replica; later replies send
-    them.
+    The shard's changes since the snapshot are now differences between the shard and the replica;
+    later replies send these differences.
     """
     replica = state["replicas"][str(worker)]
     snapshot = state["resync"]["snapshot"]
@@ -113,7 +115,7 @@ def send_snapshot(worker: int, shard: ShardView, state: State) -> ModelReply:
 
 
 def send_all(worker: int, shard: ShardView, state: State, is_resync: bool = False) -> ModelReply:
-    """Return a reply with the whole shard, which becomes the worker's replica."""
+    """Return a reply with all weights of the shard, which become the worker's replica."""
     keep(worker, shard, state)
     update = Update(None, shard.keep(shard.theta))
     return ModelReply(Operation.FULL, update, shard.version, "full", is_resync)
@@ -122,8 +124,8 @@ def send_all(worker: int, shard: ShardView, state: State, is_resync: bool = Fals
 def send_replica(worker: int, shard: ShardView, state: State) -> ModelReply:
     """Return a reply with the worker's whole replica: the worker resumes at these weights.
 
-    Later replies send the differences to the shard. A shard that was restored from a checkpoint
-    replies like this, and the run continues bit for bit.
+    Later replies send the differences between the replica and the shard. A shard that was restored
+    from a checkpoint sends replicas, so that the run continues bit for bit.
     """
     replica = state["replicas"][str(worker)]
     state["scratch"]["last"].pop(str(worker), None)
@@ -134,19 +136,20 @@ def send_replica(worker: int, shard: ShardView, state: State) -> ModelReply:
 def send_largest(
     request: ModelRequest, shard: ShardView, ratio: float, value_dtype: str, state: State
 ) -> ModelReply:
-    """Return a reply with the entries of each slice in which the replica differs most.
+    """Return a reply with the entries of each slice where shard and replica differ most.
 
-    float32 values are the shard's values and overwrite the worker's (SET). A sent entry then equals
-    the shard's bit for bit, where an addition would round. Values of other dtypes are rounded
-    differences (ADD). The replica adds the same rounded differences as the worker, so the rounding
-    errors remain in the difference and are sent later.
+    float32 values are the shard's weights and overwrite the worker's (SET). A sent entry then
+    equals the shard's bit for bit, where an addition would round. Values of other dtypes are
+    rounded differences (ADD). The shard adds the rounded differences to the replica as the worker
+    adds them to its weights, so the rounding errors remain as differences and are sent later.
 
     Args:
         request: Request of a worker with weights that equal its replica.
-        shard: Shard that replies.
+        shard: Weights and version of the shard that replies.
         ratio: Fraction of each slice's entries to send; at least one entry, but no zero difference.
-        value_dtype: Dtype of values on the wire, one of thinwire.ops.types.VALUE_DTYPES.
-        state: State of the down codec; its replica is updated as the worker's weights will be.
+        value_dtype: Dtype of the sent values, one of thinwire.ops.types.VALUE_DTYPES.
+        state: State of the down codec; the worker's replica in it is updated as the worker will
+            update its weights.
 
     Returns:
         A reply with one block per slice, or with the whole shard if that takes no more bytes.
@@ -172,7 +175,7 @@ def send_largest(
 
 
 def repeated_reply(request: ModelRequest, state: State) -> ModelReply | None:
-    """Return the earlier reply to the same push if the request is a retry; else None."""
+    """Return the earlier reply to the same push if the request is a retry; None if it is new."""
     last: LastReply | None = state["scratch"]["last"].get(str(request.worker))
     if last is None or (last.step, last.base_version) != (request.step, request.base_version):
         return None
@@ -196,7 +199,7 @@ def checksum(pieces: Iterable[Float32]) -> int:
 def _largest_differences(
     theta: Float32, copy: Float32, ratio: float, shard: ShardView, state: State
 ) -> Int64:
-    """Return the ascending positions where a slice differs most; ties go to the lowest index."""
+    """Return the ascending positions where a slice of the shard differs most from the replica."""
     scratch = state["scratch"]
     if scratch["difference"].size < theta.size:
         scratch["difference"] = np.empty(_largest_slice(shard), np.float32)
@@ -208,7 +211,11 @@ def _largest_differences(
 def _update_replica(
     copy: Float32, theta: Float32, indices: Int64, value_dtype: str, shard: ShardView
 ) -> CodedValues:
-    """Update the replica at `indices` as the worker will; return the coded values to send."""
+    """Update the replica at `indices` as the worker will update its weights.
+
+    Returns:
+        The coded values to send to the worker.
+    """
     values = theta[indices]
     if value_dtype == "float32":
         copy[indices] = values
@@ -228,11 +235,11 @@ def _largest_slice(shard: ShardView) -> int:
 class BackupWeights:
     """Copies of the shard's weights at the versions that workers received last.
 
-    The copies take memory only with a weighting that has `needs_copies`.
+    The shard records copies only with a weighting that has `needs_copies`.
     """
 
     def __init__(self) -> None:
-        """Start without workers."""
+        """Start without copies."""
         self._versions: dict[int, int] = {}  # worker -> version that the worker received last
         self._copies: dict[int, Float32] = {}  # version -> [n] float32, read-only
 
@@ -243,11 +250,11 @@ class BackupWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the copies, in bytes."""
+        """Memory that the copies of the shard's weights take, in bytes."""
         return sum(copy.nbytes for copy in self._copies.values())
 
     def record(self, worker: int, version: int, theta: Float32) -> None:
-        """Record that a worker now holds `theta` [n] at `version`, and drop unused copies."""
+        """Record that a worker holds the weights `theta` [n] of `version`; drop unused copies."""
         if version not in self._copies:
             copy = theta.copy()
             copy.flags.writeable = False
@@ -256,19 +263,19 @@ class BackupWeights:
         self._drop_unused()
 
     def forget(self, worker: int) -> None:
-        """Drop the weights of a worker that has left."""
+        """Drop the version of a worker that has left, and the copy that only it used."""
         self._versions.pop(worker, None)
         self._drop_unused()
 
     def save(self) -> State:
-        """Return the state for a checkpoint; the arrays never change, so they are not copied."""
+        """Return versions and copies for a checkpoint; the copies never change and are shared."""
         return {
             "versions": {str(worker): version for worker, version in self._versions.items()},
             "copies": {str(version): copy for version, copy in self._copies.items()},
         }
 
     def restore(self, state: State) -> None:
-        """Restore the state that `save` returned."""
+        """Replace all versions and copies by the state that `save` returned."""
         self._versions = {int(worker): version for worker, version in state["versions"].items()}
         self._copies = {int(version): copy for version, copy in state["copies"].items()}
 

@@ -1,4 +1,4 @@
-"""Estimates of the bytes that replies take, without coding the replies."""
+"""Estimates of the bytes that a shard's replies take, without coding the replies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def reply_bytes(count: int, size: int, value_dtype: str = "float32") -> float:
-    """Estimate the bytes of `count` of `size` entries, with positions coded at their entropy.
+    """Estimate the bytes of a reply with `count` of `size` entries, positions at their entropy.
 
     >>> round(reply_bytes(10, 1000)), reply_bytes(1000, 1000), reply_bytes(0, 1000)
     (50, 4000.0, 0.0)
@@ -25,7 +25,7 @@ def reply_bytes(count: int, size: int, value_dtype: str = "float32") -> float:
 
 
 def block_bytes(block: Block | WireBlock) -> float:
-    """Estimate the bytes of a block, without the block's description in the header."""
+    """Estimate the bytes of a block's positions and values, without the message's header."""
     if not isinstance(block, Block):
         return block.num_bytes
     values = block.values

@@ -28,24 +28,25 @@ if TYPE_CHECKING:
 class DownSparse(DownCodec):
     """Send the entries of each slice in which the worker differs most from the shard.
 
-    The shard keeps a replica of each worker's weights and updates the replica with the decoded
-    values of each reply. Differences that a reply omits stay in the replica and are sent later. A
-    worker without a replica, or with weights that differ from its replica, receives the whole
-    model.
+    The shard keeps a replica (copy) of each worker's weights and updates the replica with the
+    decoded values of each reply. Differences that a reply omits remain between the shard and the
+    replica and are sent later. A worker without a replica, or with weights that differ from its
+    replica, receives the whole model.
 
     Attributes:
-        compression_rate: Fraction of entries sent on the uplink; the default of `down_ratio`.
-        down_ratio: Fraction of each slice's entries to send, above 0; 1 or more sends all entries.
-        down_value_dtype: Dtype of values on the wire, one of thinwire.ops.types.VALUE_DTYPES.
+        compression_rate: Fraction of entries that workers push; the default of `down_ratio`.
+        down_ratio: Fraction of each slice's entries to send, above 0; 1 or more sends all entries
+            that differ. None: `compression_rate`.
+        down_value_dtype: Dtype of the sent values, one of thinwire.ops.types.VALUE_DTYPES.
         resync_every: Number of worker 1's iterations between two snapshots of the model, which each
             worker receives with its next reply; 0: no snapshots.
-        max_staleness: Largest age of a worker's base version, in updates; a worker with an older
-            base receives the whole model; 0: no limit.
+        max_staleness: Largest age of a worker's weights, in updates of the shard; a worker with
+            older weights receives the whole model; 0: no limit.
 
     Source: the server of DGS with secondary compression, Yan et al. (ICPP 2020);
     docs/methods/compression.md. The resynchronization comes from the DGS program; the paper does
-    not mention it. Differences: float32 values overwrite instead of being added, so that rounding
-    errors do not accumulate.
+    not mention resynchronization. Differences: float32 values overwrite the worker's weights
+    instead of being added, so that rounding errors do not accumulate.
     """
 
     compression_rate: float = 0.01
@@ -56,7 +57,7 @@ class DownSparse(DownCodec):
     keeps_replicas: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Reject ratios that send nothing, unknown value dtypes, and negative intervals."""
+        """Reject fractions of 0 or less, unknown value dtypes, and negative limits."""
         check_rate(self.compression_rate)
         if self.down_ratio is not None:
             check_rate(self.down_ratio, "down_ratio")
@@ -78,7 +79,7 @@ class DownSparse(DownCodec):
         return self.compression_rate if self.down_ratio is None else self.down_ratio
 
     def init(self, size: int) -> State:
-        """Return the state without replicas; `thinwire.ops.downlink.replicas` describes it."""
+        """Return a state without replicas; `thinwire.ops.downlink.replicas` describes its keys."""
         import numpy as np
 
         scratch = {"difference": np.empty(0, np.float32), "last": {}}
@@ -90,20 +91,20 @@ class DownSparse(DownCodec):
         return request
 
     def forget(self, worker: int, state: State) -> State:
-        """Drop the replica of a worker that has left or that has other weights than the replica."""
+        """Drop the replica of a worker that has left or has weights other than the replica."""
         from thinwire.ops.downlink import replicas
 
         replicas.drop(worker, state)
         return state
 
     def replica_of(self, worker: int, base_version: int, state: State) -> Float32 | None:
-        """Return the weights [n] of a worker if it received `base_version` last; else None."""
+        """Return a worker's replica [n]; None if its version is not `base_version`."""
         replica = state["replicas"].get(str(worker))
         is_current = replica is not None and replica["version"] == base_version
         return replica["weights"] if is_current else None
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
-        """Return the worker's largest differences; a retry receives the same reply again."""
+        """Return a reply with the worker's largest differences; a retry gets the same reply."""
         from thinwire.ops.downlink import replicas
 
         worker, base = request.worker, request.base_version
@@ -140,19 +141,19 @@ class DownSparse(DownCodec):
 
 @dataclasses.dataclass(frozen=True)
 class DownAuto(DownSparse):
-    """Work like `relay` for each worker until its replies stay large, then like `sparse`.
+    """Work like `DownRelay` for each worker until its replies stay large, then like `DownSparse`.
 
-    A reply is large if it changes more than `switch_fraction` of the shard's entries, takes more
+    A reply is large if it changes more than `switch_fraction` of the shard's weights, takes more
     bytes than a sparse reply, and takes more than `push_factor` times the bytes of its push. After
-    `patience` large replies in a row, the last of them still exact, the worker gets a replica and
-    sparse replies. A single large reply only shows that the worker was busy, compiling or
-    evaluating. Replies therefore stay exact while they cost about as much as pushes, for example in
-    DGC's warm-up. Without `down_ratio` no reply is made smaller than its push.
+    `patience` large replies in a row, the worker gets a replica and sparse replies; the last large
+    reply is still exact. A single large reply only shows that the worker was busy, for example
+    compiling or evaluating. Replies stay exact while they cost about as much as pushes, for example
+    in DGC's warm-up. If `down_ratio` is None, no sparse reply is made smaller than its push.
 
     Attributes:
-        switch_fraction: Fraction of the shard's entries above which a reply can be large.
-        push_factor: Multiple of the push's bytes above which a reply can be large; 0: the size of
-            the push does not matter.
+        switch_fraction: Fraction of the shard's weights; only a reply with more entries is large.
+        push_factor: Multiple of a push's bytes; only a reply with more bytes is large. 0: the size
+            of the push does not matter.
         patience: Number of large replies in a row after which a worker gets sparse replies.
 
     Source: DGS's secondary compression "on demand"; docs/methods/compression.md.
@@ -165,7 +166,7 @@ class DownAuto(DownSparse):
     relays: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Reject values out of range."""
+        """Reject a `switch_fraction`, `push_factor` or `patience` out of its range."""
         super().__post_init__()
         check_fraction("switch_fraction", self.switch_fraction)
         if not self.push_factor >= 0:  # rejects NaN too
@@ -174,7 +175,7 @@ class DownAuto(DownSparse):
             raise ConfigurationError(f"patience={self.patience}: expected 1 or more replies.")
 
     def init(self, size: int) -> State:
-        """Return the states of `sparse` and `relay`, and empty tables of exact workers."""
+        """Return the states of DownSparse and DownRelay, and empty tables of exact workers."""
         workers: State = {"exact_since": {}, "large_replies": {}}
         return super().init(size) | {"delta": DownRelay().init(size)} | workers
 
@@ -187,7 +188,7 @@ class DownAuto(DownSparse):
         relayed: RelayedRound | None = None,
         before_change: BeforeChange = unguarded,
     ) -> State:
-        """Record the changed entries for the workers without a replica.
+        """Record the changed weights for exact replies, which workers without a replica receive.
 
         A round is not kept for relaying if its only sender is the only worker with exact replies.
         """
@@ -203,15 +204,15 @@ class DownAuto(DownSparse):
         return state
 
     def forget(self, worker: int, state: State) -> State:
-        """Drop all state of a worker."""
+        """Drop the replica and all counts of a worker that has left."""
         state["exact_since"].pop(str(worker), None)
         state["large_replies"].pop(str(worker), None)
         state["delta"] = DownRelay().forget(worker, state["delta"])
         return super().forget(worker, state)
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
-        """Return all changes since the worker's version, or a sparse reply if it has a replica."""
-        self._count_iteration(request, shard, state)  # count exact replies too
+        """Return a sparse reply to a worker with a replica, and all changes to another worker."""
+        self._count_iteration(request, shard, state)  # exact replies count as iterations too
         if str(request.worker) in state["replicas"]:
             return super().gather(request, shard, state)
         since = state["exact_since"].get(str(request.worker))
@@ -239,13 +240,13 @@ class DownAuto(DownSparse):
         return count >= self.patience
 
     def _ratio_for(self, request: ModelRequest, shard: ShardView) -> float:
-        """Return `down_ratio`; if unset, at least `ratio` and enough to match the push's bytes."""
+        """Return `down_ratio`; if it is None, a fraction that takes at least the push's bytes."""
         if self.down_ratio is not None:
             return self.down_ratio
         return max(self.ratio, request.push_bytes / shard.theta.nbytes)
 
     def _is_large(self, reply: ModelReply, request: ModelRequest, shard: ShardView) -> bool:
-        """Return whether an exact reply is large compared with its push and with a sparse reply."""
+        """Return whether an exact reply is large next to its push and next to a sparse reply."""
         from thinwire.ops.downlink import replicas, sizes
 
         update, size = reply.update, len(shard.theta)

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class Operation(enum.Enum):
-    """How a reply changes the worker's weights; the numbers are also used on the wire."""
+    """How a shard's reply changes the worker's weights; messages contain these numbers."""
 
-    NONE = 0
-    FULL = 1
-    SET = 2
-    ADD = 3
+    NONE = 0  # the weights stay unchanged
+    FULL = 1  # replace all weights of the shard
+    SET = 2  # overwrite the entries in the reply
+    ADD = 3  # add the reply's values to the entries in the reply
     SET_REST = 4  # SET, after the worker has added its own push to its weights
-    RELAY = 5  # decode the updates of rounds and apply their means
+    RELAY = 5  # decode the workers' updates in the reply and apply the mean of each round
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,32 +31,32 @@ class ModelRequest:
     """A worker's request for the model: a pull, or a push that awaits its reply."""
 
     worker: int
-    step: int  # step of the push; 0 for a pull
+    step: int  # the worker's step of the push; 0 for a pull
     base_version: int | None  # version of the worker's weights; None: unknown to this shard
-    push_bytes: int = 0  # bytes of the coded push
-    is_urgent: bool = False  # True: other requests wait, so the shard's CPU time matters most
+    push_bytes: int = 0  # bytes of the worker's newest coded push; 0 if it has not pushed
+    is_urgent: bool = False  # True: other workers' requests wait, so the shard must save CPU time
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardView:
     """The shard's data that a down codec can read."""
 
-    theta: Float32  # [n], read-only
-    version: int  # T: number of updates applied so far
+    theta: Float32  # [n], the shard's weights, read-only
+    version: int  # T: number of updates that the shard has applied
     kernels: Kernels
     offsets: tuple[int, ...]  # start of each slice in theta, then n
-    keep: Keep = copied  # returns the current content of a shard's array, for a reply
-    before_change: BeforeChange = unguarded  # to be called before a replica changes
+    keep: Keep = copied  # function that returns the present content of a shard's array for a reply
+    before_change: BeforeChange = unguarded  # function to call before a replica changes
 
 
 @dataclasses.dataclass(frozen=True)
 class RelayedUpdate:
-    """One worker's coded update.
+    """One worker's coded update, which a shard sends on to other workers.
 
     Attributes:
-        worker: Worker that sent the update.
-        step: Step of the push that held the update.
-        blocks: Blocks of the update, as received or decoded.
+        worker: Number of the worker that sent the update.
+        step: Worker's step of the push that held the update.
+        blocks: Blocks of the update, in wire form as received, or decoded.
     """
 
     worker: int
@@ -69,9 +69,9 @@ class RelayedRound:
     """A round that changed the weights by ``theta -= rate * mean(updates)`` and nothing else.
 
     Attributes:
-        updates: Updates in the order of the sum, by worker id. An update without blocks counts in
-            the mean like the other updates.
-        rate: Factor of the mean, exact in float32.
+        updates: Workers' updates in the order in which they are summed, by worker number. An update
+            without blocks counts in the mean like the other updates.
+        rate: Factor of the mean, a number that float32 represents exactly.
     """
 
     updates: tuple[RelayedUpdate, ...]
@@ -83,12 +83,12 @@ class RelayedRounds:
     """All rounds since a worker's version, for a reply that omits the worker's own update.
 
     Attributes:
-        rounds: Rounds in order of versions.
-        worker: Worker that receives the rounds.
-        step: Step of the worker's push that the reply answers; the worker has this push's update.
-            0 for a pull: the worker has no update.
-        num_bytes: Approximate bytes of the other workers' updates, with their descriptions.
-        num_entries: Approximate number of entries that the rounds change.
+        rounds: Rounds (sets of updates merged together) in order of the shard's versions.
+        worker: Number of the worker that receives the rounds.
+        step: Step of the worker's push that the reply answers; the reply can omit this push's
+            update. 0 for a pull: the reply omits no update.
+        num_bytes: Approximate bytes of the other workers' updates, with block descriptions.
+        num_entries: Approximate number of weights that the rounds change.
     """
 
     rounds: tuple[RelayedRound, ...]
@@ -98,7 +98,7 @@ class RelayedRounds:
     num_entries: int
 
     def is_own(self, update: RelayedUpdate) -> bool:
-        """Return whether the receiver sent this update, so that the reply can omit it."""
+        """Return whether the receiving worker sent `update`, so that the reply can omit it."""
         return self.step > 0 and (update.worker, update.step) == (self.worker, self.step)
 
 
@@ -107,8 +107,8 @@ class RepeatedRound:
     """A relayed round as the receiving worker decodes it.
 
     Attributes:
-        updates: Blocks of each update, in the order of the sum; None stands for the receiver's own
-            update.
+        updates: Blocks of each worker's update, in the order in which the updates are summed; None
+            stands for the receiving worker's own update.
         rate: Factor of the updates' mean.
     """
 
@@ -118,12 +118,12 @@ class RepeatedRound:
 
 @dataclasses.dataclass(frozen=True)
 class ModelReply:
-    """A shard's reply to a `ModelRequest`.
+    """A shard's reply to a `ModelRequest` of a worker.
 
     Attributes:
-        operation: How the worker applies the update.
-        update: Update in the shard's coordinates; or coded blocks, one per slice (slot = slice
-            number); or rounds for the worker to repeat.
+        operation: How the worker applies the update to its weights.
+        update: New values with their positions in the shard; or coded blocks, one per slice (slot =
+            slice number); or workers' updates, which the worker applies as the shard did.
         version: Version of the worker's weights after it has applied the update.
         kind: Kind of reply for the counters: "full" (the whole model), "delta" (all changed
             entries), "sparse" (the largest differences) or "relay" (coded updates of rounds).

@@ -1,7 +1,7 @@
-"""Steps that change weights: on the PS at every release, on a worker between two exchanges.
+"""Optimizers: for merged updates on the parameter server (PS), and for a worker's local steps.
 
-A `ServerUpdate` applies a released update to a shard's weights, through a Keras optimizer or
-through arithmetic that equals Keras's. A `LocalStep` is a worker's step
+A `ServerUpdate` applies a merged update to a shard's weights, through a Keras optimizer or through
+arithmetic that equals Keras's. A `LocalStep` does a worker's local step between two pushes
 (`thinwire.ops.optimizers.local`). `thinwire.ops.optimizers.schedule` computes the learning rate of
 the run. Each value of --server_optimizer is a row of `OPTIMIZERS`.
 """

@@ -1,8 +1,9 @@
-"""Keras classes that a PS builds for a script, by name, and the legal range of their arguments.
+"""Keras classes that a PS builds for a client's script, and the legal range of their arguments.
 
-The names and values come from a document of an untrusted client. So this module never imports or
-evaluates anything that the document names, and allocates nothing of a size that it gives. A name
-is looked up in the tables below; a value is a number, a flag or a short list of numbers.
+The class names and argument values come from a document of an untrusted client. So this module
+never imports or evaluates a name from the document, and allocates no memory of a size from the
+document. A name is looked up in the tables of this module; a value is a number, a boolean or a
+short list of numbers.
 
 Source: `keras.optimizers`, `keras.optimizers.schedules`, `keras.constraints` of Keras 3.15.
 """
@@ -17,24 +18,25 @@ from typing import Any
 from thinwire.ops.offer import Described
 from thinwire.ops.types import ConfigurationError
 
-#: Longest list of numbers in an argument, for example the boundaries of a schedule.
+#: Most numbers in a list that is an argument, for example the boundaries of a schedule.
 _LONGEST_LIST = 1000
-#: Most axes that a constraint may name, and the bound of an axis number.
+#: Largest number of axes in a constraint's argument `axis`, and bound of an axis number.
 _MOST_AXES = 32
-#: Bound on the absolute value of every number; a count of steps below it fits int64.
+#: Bound on the absolute value of every number in an argument; a step count up to this bound fits
+#: int64.
 _MOST_STEPS = float(1 << 62)
 
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """The legal values of one argument.
+    """The legal values of one argument of a Keras class.
 
     Attributes:
-        kind: float (any finite number), int, bool, list (of finite numbers), or tuple (one whole
-            number, or a list of whole numbers).
+        kind: Type of the argument: float (any finite number), int, bool, list (of finite numbers),
+            or tuple (one whole number, or a list of whole numbers).
         low: Smallest legal number.
         high: Largest legal number.
-        optional: True if None is legal.
+        optional: True if None is a legal value.
     """
 
     kind: type = float
@@ -43,7 +45,7 @@ class Argument:
     optional: bool = False
 
     def allows(self, value: Any) -> bool:
-        """Return True if a plain value is legal."""
+        """Return True if a plain value is legal for this argument."""
         if value is None:
             return self.optional
         if self.kind is bool:
@@ -61,7 +63,7 @@ class Argument:
         return whole and abs(value) < _MOST_STEPS and self.low <= value <= self.high
 
     def __str__(self) -> str:
-        """Describe the legal values for an error message."""
+        """Return a description of the legal values for an error message."""
         if self.kind in (bool, list):
             text = "true or false" if self.kind is bool else f"up to {_LONGEST_LIST} numbers"
         else:
@@ -96,7 +98,7 @@ _COMMON: dict[str, Argument] = {
 }
 _BETAS = {"beta_1": _SHARE, "beta_2": _SHARE, "epsilon": _NOT_NEGATIVE}
 
-#: Class of keras.optimizers -> the class's arguments, except `name` and `learning_rate`.
+#: Name of a class of keras.optimizers -> its arguments, except `name` and `learning_rate`.
 OPTIMIZERS: dict[str, dict[str, Argument]] = {
     "SGD": {"momentum": _SHARE, "nesterov": _FLAG},
     "RMSprop": {
@@ -128,8 +130,8 @@ OPTIMIZERS: dict[str, dict[str, Argument]] = {
     },
     "Lion": {"beta_1": Argument(low=1e-30, high=1.0), "beta_2": _SHARE},
     "Lamb": _BETAS,
-    # The arguments `exclude_layers` and `exclude_embeddings` are missing because they match
-    # variable paths of the script. The worker evaluates them and sends the matching paths.
+    # Muon's arguments `exclude_layers` and `exclude_embeddings` are not listed because they match
+    # variable paths of the script. The worker evaluates these arguments and sends the paths.
     "Muon": {
         "adam_beta_1": _SHARE,
         "adam_beta_2": _SHARE,
@@ -146,18 +148,18 @@ OPTIMIZERS: dict[str, dict[str, Argument]] = {
     },
     "ScheduleFreeAdamW": {**_BETAS, "warmup_steps": _NOT_NEGATIVE},
 }
-#: Optimizers that step an entry by that entry's own values alone. They may step any part of a
-#: variable.
+#: Optimizers whose step of one weight depends only on that weight's gradient and slots. Such an
+#: optimizer can step any part of a variable.
 ELEMENTWISE = frozenset(OPTIMIZERS) - {"Adafactor", "Lamb", "Muon"}
 
-#: Optimizers that need dense gradients: they divide by products of means over rows and columns,
-#: which underflow to 0 where a row and a column of the gradient are all 0.
+#: Optimizers that need dense gradients: their divisor is a product of means over a row and a column
+#: of squared gradients. If the row and the column are all 0, the product underflows to 0.
 DENSE_ONLY = frozenset({"Adafactor"})
 
 _INITIAL = {"initial_learning_rate": NUMBER}
 _DECAY = {**_INITIAL, "decay_steps": _STEPS, "decay_rate": NUMBER, "staircase": _FLAG}
 
-#: Class of keras.optimizers.schedules -> the class's arguments, except `name`.
+#: Name of a class of keras.optimizers.schedules -> its arguments, except `name`.
 SCHEDULES: dict[str, dict[str, Argument]] = {
     "ExponentialDecay": _DECAY,
     "InverseTimeDecay": _DECAY,
@@ -187,7 +189,7 @@ SCHEDULES: dict[str, dict[str, Argument]] = {
 
 _AXIS = Argument(tuple, -_MOST_AXES, _MOST_AXES - 1)
 
-#: Class of keras.constraints -> the class's arguments.
+#: Name of a class of keras.constraints -> its arguments.
 CONSTRAINTS: dict[str, dict[str, Argument]] = {
     "MaxNorm": {"max_value": NUMBER, "axis": _AXIS},
     "MinMaxNorm": {
@@ -262,10 +264,10 @@ def check_constraint(described: Described) -> None:
 
 
 def schedule_of(row: Mapping[str, Any]) -> Described:
-    """Return the schedule that a config has as its learning rate, without checking its class.
+    """Return the schedule that is the learning rate in a config, without checking its class.
 
     Args:
-        row: Document of the schedule, with the keys "name" and "config".
+        row: Description of the schedule, with the keys "name" (of the class) and "config".
 
     Raises:
         ConfigurationError: `row` does not consist of a name and a config.

@@ -1,4 +1,4 @@
-"""Interfaces of optimizers: for a released update on the PS, and for a mini-batch on a worker."""
+"""Interfaces of optimizers: for a merged update on the PS, and for a mini-batch on a worker."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 
 class ServerUpdate(Policy, Protocol):
-    """The PS's optimizer policy: it applies released updates to a shard's weights.
-
-    By default an optimizer has neither momentum nor weight decay, and no special needs.
-    """
+    """The PS's optimizer policy: applies merged updates of workers to a shard's weights."""
 
     @property
     def optimizer(self) -> str:
@@ -27,7 +24,7 @@ class ServerUpdate(Policy, Protocol):
 
     @property
     def described(self) -> Described:
-        """Class and arguments of the Keras optimizer.
+        """Class and arguments of the Keras optimizer that does the steps.
 
         Raises:
             ConfigurationError: No worker has sent the script's optimizer yet, or no Keras class
@@ -75,17 +72,17 @@ class ServerUpdate(Policy, Protocol):
         return 1
 
     def adds(self, kind: Kind) -> bool:
-        """Return True if an update of this kind is added to the weights, times a rate."""
+        """Return True if an update of kind `kind` is added to the weights, times a rate."""
 
     def factor(self, kind: Kind, rate: float) -> float | None:
-        """Return the factor f if `apply` computes just ``theta -= f * update``.
+        """Return the factor f if `apply` only computes ``theta -= f * update``.
 
         Args:
-            kind: Kind of the update: gradient, or change of weights.
+            kind: Kind of the update: a gradient, or a change of weights by local steps.
             rate: Learning rate, as passed to `apply`.
 
         Returns:
-            The factor, the same for every entry. None if the step does more than subtract the
+            The factor f, the same for every weight. None if the step does more than subtract the
             scaled update.
         """
 
@@ -95,16 +92,16 @@ class ServerUpdate(Policy, Protocol):
         Args:
             theta: [n] float32, the shard's weights.
             spec: Path and shape of each slice of the shard; a slice that is a part of a variable
-                is flat. None means one slice.
+                is flat. None means that all weights are one flat slice.
         """
 
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
-        """Return a copy of this policy whose optimizers start with the given slots.
+        """Return a copy of this policy with optimizers that start with the given slots.
 
-        Used for a script's optimizers that took steps before the run.
+        This is used for a script's optimizers that took steps before the run.
 
         Args:
-            slots: The slots of each optimizer. A slot's slice number counts the shard's slices of
+            slots: For each optimizer, its slots. A slot's slice number counts the shard's slices of
                 that optimizer's variables.
         """
 
@@ -114,8 +111,8 @@ class ServerUpdate(Policy, Protocol):
         Args:
             scheduled: Learning rate of the run's schedule (--lr_schedule).
             batches: Number of the script's batches that the optimizer's schedule has counted.
-            state: The state from `init`.
-            number: Index of the optimizer, if a script has several.
+            state: The optimizer's state from `init`.
+            number: Index of the optimizer, for a script with several optimizers.
         """
 
     def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
@@ -123,15 +120,15 @@ class ServerUpdate(Policy, Protocol):
 
         Args:
             batches: Number of the script's batches that the optimizer's schedule has counted.
-            state: The state from `init`.
-            number: Index of the optimizer, if a script has several.
+            state: The optimizer's state from `init`.
+            number: Index of the optimizer, for a script with several optimizers.
         """
 
     def outer_rate(self, fraction: float) -> float:
-        """Return the rate for changes of weights when `fraction` (0..1) of the budget is spent."""
+        """Return the outer rate when `fraction` (0..1) of the run's budget is spent."""
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
-        """Use a rate that a script has set, for all further steps."""
+        """Use the learning rate `rate`, which a script has set, for all later steps."""
 
     def apply(
         self,
@@ -143,45 +140,45 @@ class ServerUpdate(Policy, Protocol):
         state: State,
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
-        """Step the weights `theta` in place.
+        """Apply an update to the weights `theta` in place: one optimizer step.
 
         Args:
             theta: [n] float32, the shard's weights.
-            update: The released update: a weighted mean of the workers' updates.
-            kind: Kind of the update: gradient, or change of weights.
+            update: The merged update: a weighted mean of the workers' updates.
+            kind: Kind of the update: a gradient, or a change of weights by local steps.
             rate: Return value of `rate` for a gradient, of `outer_rate` for a change of weights.
             kernels: Kernels that apply an update.
-            state: The state from `init`.
-            number: Index of the optimizer, if a script has several.
+            state: The optimizer's state from `init`.
+            number: Index of the optimizer, for a script with several optimizers.
 
         Returns:
-            The indices of the entries that changed (None if all entries may have changed), and the
+            The indices of the weights that changed (None if all weights may have changed), and the
             new state.
         """
 
     def slots(self, state: State) -> list[list[Slot]]:
-        """Return copies of the slots of each script optimizer; an empty list without a script."""
+        """Return copies of the slots of each of a script's optimizers; [] without a script."""
 
     def save(self, state: State, keep: Keep = copied) -> State:
-        """Return the state as plain data.
+        """Return the optimizer's state as plain data.
 
         Args:
-            state: The state from `init`.
+            state: The optimizer's state from `init`.
             keep: Function that copies a large array, or returns a placeholder for the array.
         """
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the arrays that a step changes in place and that `save` passes to `keep`."""
+        """Return the state's arrays that a step changes in place and `save` gives to `keep`."""
 
     def set_weights(self, theta: Float32, state: State) -> None:
-        """Continue from weights `theta` [n] that other code has changed; the slots stay."""
+        """Continue from weights `theta` [n] that other code has set; keep the optimizer's slots."""
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
-        """Load a state that `save` returned; the weights are `theta` [n]."""
+        """Load an optimizer state that `save` returned; the shard's weights are `theta` [n]."""
 
 
 class LocalStep(Policy, Protocol):
-    """The policy for a worker's local steps between two exchanges."""
+    """The policy for a worker's local optimizer steps between two pushes."""
 
     @property
     def optimizer(self) -> str:
@@ -189,38 +186,38 @@ class LocalStep(Policy, Protocol):
 
     @property
     def brings_weights(self) -> bool:
-        """True if the caller does the steps and submits weights instead of gradients."""
+        """True if the worker's script does the steps and submits weights instead of gradients."""
 
     @property
     def prox_mu(self) -> float:
-        """FedProx's mu; mu (w - b) is added to each gradient of a round from b. 0 means off."""
+        """FedProx's mu: mu (w - b) is added to each gradient of a round that began at b; 0: off."""
 
     @property
     def outlives_rounds(self) -> bool:
-        """True if the slots stay on this worker from round to round."""
+        """True if this worker's optimizer slots are kept from round to round."""
 
     def num_averaged(self, num_parameters: int) -> int:
-        """Return the number of slot values that the worker sends with each push."""
+        """Return the number of optimizer slot values that the worker sends with each push."""
 
     def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
-        """Return the slots at zero weights; `restart` loads the weights of a round.
+        """Return the optimizer's slots for zero weights; `restart` loads the weights of a round.
 
         Args:
-            num_parameters: Number of entries of the shared model.
-            spec: Paths and shapes of the shared variables. None means one flat variable.
+            num_parameters: Number of weights of the shared model.
+            spec: Paths and shapes of the shared variables. None: all weights are one flat variable.
         """
 
     def step(
         self, weights: Float32, values: Float32, scheduled_rate: float, state: State, base: Float32
     ) -> State:
-        """Do one local step: change `weights` [n] in place.
+        """Do one local optimizer step: change the worker's `weights` [n] in place.
 
         Args:
             weights: [n] float32, the worker's weights.
             values: [n] float32, the gradient of the mini-batch; or the weights after the step, if
                 `brings_weights`.
             scheduled_rate: Learning rate of the run's schedule.
-            state: The slots.
+            state: The optimizer's slots.
             base: [n] float32, the weights at the start of the round.
         """
 
@@ -235,19 +232,19 @@ class LocalStep(Policy, Protocol):
         """
 
     def restart(self, weights: Float32, state: State) -> State:
-        """Begin a round at `weights` [n]."""
+        """Begin a round of local steps at `weights` [n]."""
 
     def forget(self, weights: Float32, state: State) -> State:
-        """Clear everything that the slots accumulated from gradients; continue at `weights` [n]."""
+        """Reset the optimizer's slots, which depend on gradients; continue at `weights` [n]."""
 
     def pack(self, state: State) -> Float32:
-        """Return a copy of the slot values that the PS averages: [num_averaged] float32."""
+        """Return a copy of the slot values that the PS averages over workers: [num_averaged]."""
 
     def unpack(self, averaged: Float32, state: State) -> State:
-        """Replace this worker's slots by averages [num_averaged]."""
+        """Replace this worker's optimizer slots by averages over all workers, [num_averaged]."""
 
     def save(self, state: State) -> State:
-        """Return copies of the slots as plain data."""
+        """Return copies of the optimizer's slots as plain data."""
 
     def restore(self, saved: State, weights: Float32, state: State) -> State:
         """Load slots that `save` returned; the weights are `weights` [n]."""

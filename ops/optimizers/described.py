@@ -1,9 +1,9 @@
 """Describe a script's compiled optimizer as plain data on the worker, and rebuild it on the PS.
 
-`get_config` lacks two kinds of settings: variables passed to `exclude_from_weight_decay`, and rules
-that match variable paths. The worker has the variables, so the worker evaluates these settings and
-sends the resulting paths. An optimizer that plain data cannot describe is rejected. The error names
-methods whose workers step with the optimizer themselves.
+Keras' `get_config` lacks two kinds of settings: variables passed to `exclude_from_weight_decay`,
+and rules that match variable paths. The worker has the variables, so the worker evaluates these
+settings and sends the resulting paths. An optimizer that plain data cannot describe is rejected.
+The error lists training methods whose workers run the optimizer themselves.
 
 Source: design, section 11, which lists the traps of Keras 3.15.
 """
@@ -21,7 +21,7 @@ from thinwire.ops.types import ConfigurationError
 if TYPE_CHECKING:
     import keras
 
-#: Advice at the end of an error about an optimizer that a PS cannot build.
+#: Last sentence of an error about an optimizer that a PS cannot build: methods that avoid this.
 WAYS_OUT = (
     "Take a method whose workers step with it themselves: --method=dgs, --method=dgc, "
     "--method=gd or --method=esync."
@@ -30,11 +30,12 @@ WAYS_OUT = (
 
 @dataclasses.dataclass(frozen=True)
 class DescribedOptimizer:
-    """A compiled optimizer as plain data.
+    """A script's compiled optimizer as plain data.
 
     Attributes:
-        offer: The optimizer, without the loss scaling around it.
-        loss_scale: Loss scale of a LossScaleOptimizer around the optimizer; None without one.
+        offer: Description of the optimizer for the PS, without a LossScaleOptimizer around it.
+        loss_scale: Loss scale of the LossScaleOptimizer around the optimizer; None without a
+            LossScaleOptimizer.
     """
 
     offer: OptimizerOffer
@@ -47,17 +48,18 @@ def describe(
     clock: str = "batches",
     paths: Sequence[str] = (),
 ) -> DescribedOptimizer:
-    """Describe a compiled optimizer with its current argument values.
+    """Describe a compiled optimizer with its current argument values as plain data.
 
     Args:
         optimizer: An instance of a class of keras.optimizers, built or not.
-        variables: The shared variables, in order.
-        clock: The counter for the optimizer's schedule, "batches" or "steps"; see OptimizerOffer.
+        variables: The model's variables that all workers share, in their order on the PS.
+        clock: The counter at which the optimizer's schedule is evaluated: "batches" of the script
+            or "steps" of the optimizer.
         paths: Paths under which the variables are shared. Empty means the variables' Keras paths.
 
     Raises:
-        ConfigurationError: A PS cannot build the optimizer. The message names the optimizer's class
-            and methods whose workers can step with it.
+        ConfigurationError: A PS cannot build the optimizer. The message contains the optimizer's
+            class and methods whose workers can run this optimizer.
     """
     import keras
 
@@ -96,7 +98,7 @@ def describe(
 def describe_constraints(
     variables: Sequence[keras.Variable], paths: Sequence[str] = ()
 ) -> dict[str, Described]:
-    """Return path -> constraint for the variables that have a constraint.
+    """Return variable path -> constraint, for the variables that have a Keras constraint.
 
     Raises:
         ConfigurationError: A PS cannot build one of the constraints.
@@ -123,7 +125,7 @@ def own_schedule(optimizer: Any) -> Any:
     """Return an optimizer's schedule if the script defines the schedule's class; else None.
 
     A PS cannot build a class from a script. So the worker evaluates the schedule and sends the
-    rate with each push.
+    learning rate with each push.
     """
     import keras
 
@@ -141,7 +143,7 @@ def _rate(optimizer: Any, name: str) -> Any:
 
     rate = optimizer._learning_rate
     if own_schedule(optimizer) is not None:
-        return 0.0  # a placeholder: the first push brings the rate
+        return 0.0  # a placeholder: each push contains the learning rate
     if not callable(rate) or isinstance(rate, keras.Variable):
         return float(rate)
     schedule = _described(
@@ -157,14 +159,14 @@ def _rate(optimizer: Any, name: str) -> Any:
 def _described(
     made: Any, module: Any, known: Mapping[str, Iterable[str]], what: str, expected: str
 ) -> Described:
-    """Return an object's class and arguments.
+    """Return the class name and the arguments of a schedule or constraint.
 
     Args:
         made: The object: a schedule or a constraint.
-        module: Keras module that must hold the object's class.
+        module: Keras module that must contain the object's class.
         known: Class name -> argument names, for the classes that a PS builds.
         what: Beginning of the error message.
-        expected: Text of the error message in front of the list of accepted classes.
+        expected: Words of the error message before the list of accepted classes.
 
     Raises:
         ConfigurationError: A PS cannot build the object.
@@ -181,7 +183,7 @@ def _described(
 
 
 def _plain(value: Any, what: str) -> Any:
-    """Return a value as JSON can hold it: a number, a string, a boolean, None, or a list.
+    """Return a value as a JSON type: a number, a string, a boolean, None, or a list.
 
     Raises:
         ConfigurationError: The value has another type, for example a function or a schedule.
@@ -209,17 +211,17 @@ def _decays(optimizer: Any, variable: Any) -> bool:
     import keras
 
     # Keras matches the names from `exclude_from_weight_decay` against the name of the TensorFlow
-    # variable. Muon is an exception: Keras passes it the Keras variable.
+    # variable. For Muon, Keras matches these names against the name of the Keras variable.
 
     by_keras = isinstance(optimizer, keras.optimizers.Muon)
     return bool(optimizer._use_weight_decay(variable if by_keras else variable.value))
 
 
 def _is_by_adamw(optimizer: Any, variable: Any) -> bool:
-    """Return True if a path rule of a Muon assigns this variable to AdamW.
+    """Return True if a path rule of a Muon optimizer selects AdamW for this variable.
 
-    Muon also steps every variable that is not two-dimensional with AdamW. The PS knows the shapes,
-    so the worker does not report these variables.
+    Muon also uses AdamW for every variable that is not two-dimensional. The PS has the shapes, so
+    the worker does not report these variables.
     """
     if not hasattr(optimizer, "exclude_layers") or len(variable.shape) != 2:
         return False
@@ -227,12 +229,12 @@ def _is_by_adamw(optimizer: Any, variable: Any) -> bool:
 
 
 def build_optimizer(described: Described, by_adamw: str = "") -> Any:
-    """Build a Keras optimizer with the learning rate 0; the caller assigns the rate of each step.
+    """Build a Keras optimizer with learning rate 0; the caller assigns the rate of each step.
 
     Args:
         described: Class and arguments of the optimizer, from an untrusted client.
-        by_adamw: Name prefix of the variables that a Muon steps with AdamW. Empty means that no
-            name selects AdamW.
+        by_adamw: Name prefix of the variables for which a Muon uses AdamW. Empty means that no
+            variable name selects AdamW.
 
     Raises:
         ConfigurationError: The optimizer is not on the allow-list, or Keras rejects its arguments.
@@ -247,7 +249,7 @@ def build_optimizer(described: Described, by_adamw: str = "") -> Any:
 
 
 def build_schedule(described: Described) -> Any:
-    """Build a learning rate schedule: a function of the step.
+    """Build a Keras learning rate schedule, which is a function of the step.
 
     Raises:
         ConfigurationError: The schedule is not on the allow-list, or Keras rejects its arguments.
@@ -259,7 +261,7 @@ def build_schedule(described: Described) -> Any:
 
 
 def build_constraint(described: Described) -> Any:
-    """Build a constraint of a variable.
+    """Build a Keras constraint of a variable.
 
     Raises:
         ConfigurationError: The constraint is not on the allow-list, or Keras rejects its arguments.

@@ -1,8 +1,9 @@
-"""Local optimizers of a worker between two exchanges: a Keras optimizer, plain SGD, or a script's.
+"""Local optimizers of a worker between two pushes: a Keras optimizer, plain SGD, or a script's.
 
-Methods whose workers push changes of weights use a local optimizer. Each worker has its own slots
-(momentum, Adam's moments, the step count). An exchange keeps the slots, clears them, or averages
-them over the workers, as it averages BatchNorm's statistics.
+In some training methods, workers do local steps and push changes of weights instead of gradients.
+Each of these workers has an optimizer with its own slots (momentum, Adam's moments, the step
+count). An exchange with the PS keeps the slots, clears the slots, or averages the slots over the
+workers, as it averages BatchNorm's statistics.
 
 Source: Li, Zhou et al., "ESync: Accelerating Intra-Domain Federated Learning in Heterogeneous Data
 Centers", IEEE TSC 15(4), allows any local optimizer; the paper's code has only plain SGD.
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from thinwire.ops.optimizers.variables import VariablesOptimizer
     from thinwire.ops.types import Float32, ModelSpec
 
-#: Values of --local_opt_state: the treatment of the optimizer's slots at an exchange.
+#: Values of --local_opt_state: what an exchange with the PS does with the optimizer's slots.
 SLOT_FATES = ("keep", "reset", "average")
-#: Field of `LocalUpdate` or `ScriptStep` -> the flag that sets the field.
+#: Field of `LocalUpdate` or `ScriptStep` -> name of the command-line flag that sets the field.
 LOCAL_FLAGS = {
     "optimizer": "local_optimizer",
     "momentum": "local_momentum",
@@ -35,10 +36,10 @@ LOCAL_FLAGS = {
     "prox_mu": "prox_mu",
 }
 #: Values of --local_optimizer that build a Keras optimizer. ScheduleFreeAdamW is excluded: its
-#: slots hold weights, and an exchange replaces the weights.
+#: slots contain weights, and an exchange with the PS replaces the weights.
 _BUILT = tuple(name for name in OPTIMIZERS if name != "schedulefreeadamw")
-#: --local_optimizer value -> number of slot arrays of the model's size. Listed are the optimizers
-#: whose slots can be averaged: their only slots are arrays of the model's size and the step count.
+#: Value of --local_optimizer -> number of slot arrays of the model's size. The dict contains the
+#: optimizers with slots that can be averaged: only arrays of the model's size, and the step count.
 _NUM_SLOTS = {
     **dict.fromkeys(("sgd", "momentum", "rmsprop", "adagrad", "lion"), 1),
     **dict.fromkeys(("adam", "adamw", "adamax", "adadelta", "ftrl"), 2),
@@ -47,17 +48,18 @@ _NUM_SLOTS = {
 
 @dataclasses.dataclass(frozen=True)
 class LocalUpdate:
-    """Local steps with a Keras optimizer, and the treatment of its slots at an exchange.
+    """Settings of a worker's local steps with a Keras optimizer.
 
     Attributes:
         optimizer: A value of --local_optimizer other than "script". The optimizer has Keras'
             default arguments.
         momentum: Momentum coefficient of "sgd" and "momentum"; 0 for any other optimizer.
-        opt_state: Treatment of the slots at an exchange: "keep", "reset" or "average".
-        rate_factor: Factor by which the scheduled learning rate is multiplied.
+        opt_state: What an exchange with the PS does with the optimizer's slots: "keep", "reset" or
+            "average" (over the workers).
+        rate_factor: Factor by which the learning rate of the run's schedule is multiplied.
         weight_decay: Decoupled weight decay, as in Keras. None means the optimizer's default.
         prox_mu: mu of FedProx: mu (w - b) is added to each gradient, with w the current weights and
-            b the weights at the start of the round. 0 means off.
+            b the weights at the start of the round. 0: nothing is added.
 
     Source: prox_mu is from Li, Sahu et al., "Federated optimization in heterogeneous networks",
         arXiv 1812.06127.
@@ -72,7 +74,7 @@ class LocalUpdate:
     prox_mu: float = 0.0
 
     def __post_init__(self) -> None:
-        """Reject values that are out of range or cannot be combined."""
+        """Reject settings of the optimizer that are out of range or cannot be combined."""
         for flag, value, legal in (
             ("local_optimizer", self.optimizer, _BUILT),
             ("local_opt_state", self.opt_state, SLOT_FATES),
@@ -96,7 +98,7 @@ class LocalUpdate:
             )
         for flag, number in (("local_weight_decay", self.weight_decay), ("prox_mu", self.prox_mu)):
             _check_not_negative(flag, number)
-        if not 0 < self.rate_factor < float("inf"):  # rejects NaN too
+        if not 0 < self.rate_factor < float("inf"):  # this comparison rejects NaN, too
             raise ConfigurationError(
                 f"--local_lr is {self.rate_factor} times --learning_rate; expected a finite "
                 "number above 0."
@@ -104,12 +106,12 @@ class LocalUpdate:
 
     @property
     def has_slots(self) -> bool:
-        """True if the optimizer has any state that one step leaves for the next."""
+        """True if the optimizer has state (slots) that one step leaves for the next step."""
         return self._has_arrays or bool(self.weight_decay)
 
     @property
     def _has_arrays(self) -> bool:
-        """True if the optimizer's slots are more than the step count."""
+        """True if the optimizer has slots other than the step count."""
         return self.momentum > 0 or not self._is_sgd
 
     @property
@@ -118,7 +120,7 @@ class LocalUpdate:
 
     @property
     def _described(self) -> Described:
-        """Class and arguments of the Keras optimizer; the caller assigns the learning rate."""
+        """Class and arguments of the Keras optimizer; each step assigns the learning rate."""
         described = OptimizerUpdate(self.optimizer, self.momentum).described
         if self.weight_decay is None:
             return described
@@ -127,7 +129,7 @@ class LocalUpdate:
 
     @property
     def outlives_rounds(self) -> bool:
-        """True if the slots stay on this worker from round to round."""
+        """True if this worker's optimizer slots are kept from round to round."""
         return self.opt_state == "keep"
 
     @property
@@ -135,11 +137,11 @@ class LocalUpdate:
         return self._has_arrays and self.opt_state == "average"
 
     def num_averaged(self, num_parameters: int) -> int:
-        """Return the number of slot values in each push: the step count and the slot arrays."""
+        """Return the number of optimizer values in each push: step count and slot arrays."""
         return 1 + _NUM_SLOTS[self.optimizer] * num_parameters if self._averages else 0
 
     def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
-        """Return the optimizer's state at zero weights; `restart` loads the weights of a round."""
+        """Return the optimizer's state for zero weights; `restart` loads the weights of a round."""
         import numpy as np
 
         from thinwire.ops.optimizers.variables import VariablesOptimizer
@@ -148,9 +150,9 @@ class LocalUpdate:
             return {}
         zeros = np.zeros(num_parameters, np.float32)
         flat = VariablesOptimizer(self._described, zeros, spec)
-        fills = [slot.numpy().flat[0] for slot in _all_slots(flat)]  # some begin at 0.1
-        # This step compiles the graph. Compilation in the first real step would make that step
-        # slow, and a pacer may take the measured step time to decide when other workers push.
+        fills = [slot.numpy().flat[0] for slot in _all_slots(flat)]  # some slots start at 0.1
+        # This step compiles the graph. If the first training step compiled the graph, that step
+        # would be slow, and its measured time may decide when workers push.
         flat.step(zeros, Update(None, zeros.copy()), 0.0, negate=False)
         _clear(flat, fills)
         return {"keras": flat, "fills": fills}
@@ -163,7 +165,15 @@ class LocalUpdate:
         state: State,
         base: Float32,
     ) -> State:
-        """Step `weights` [n] in place by the gradient [n]; the round began at `base` [n]."""
+        """Do one local optimizer step: change `weights` [n] in place.
+
+        Args:
+            weights: [n] float32, the worker's weights.
+            gradient: [n] float32, the gradient of the mini-batch.
+            scheduled_rate: Learning rate of the run's schedule.
+            state: The optimizer's state.
+            base: [n] float32, the weights at the start of the round.
+        """
         import numpy as np
 
         rate = scheduled_rate * self.rate_factor
@@ -180,7 +190,7 @@ class LocalUpdate:
         return values, rate
 
     def restart(self, weights: Float32, state: State) -> State:
-        """Begin a round at `weights` [n]; clear the slots if `opt_state` is "reset"."""
+        """Begin a round at `weights` [n]; clear the optimizer's slots if `opt_state` is "reset"."""
         if self.has_slots:
             state["keras"].set_weights(weights)
             if self.opt_state == "reset":
@@ -188,11 +198,11 @@ class LocalUpdate:
         return state
 
     def forget(self, weights: Float32, state: State) -> State:
-        """Set the slots to their initial values; continue at `weights` [n]."""
+        """Set the optimizer's slots to their initial values; continue at `weights` [n]."""
         return dataclasses.replace(self, opt_state="reset").restart(weights, state) if state else {}
 
     def pack(self, state: State) -> Float32:
-        """Return a copy of the slot values that the PS averages: [num_averaged] float32."""
+        """Return a copy of the slot values that the PS averages over workers: [num_averaged]."""
         import numpy as np
 
         if not self._averages:
@@ -200,7 +210,7 @@ class LocalUpdate:
         return np.concatenate([np.float32(slot).reshape(-1) for slot in _slots(state["keras"])])
 
     def unpack(self, averaged: Float32, state: State) -> State:
-        """Replace this worker's slots by averages [num_averaged]."""
+        """Replace this worker's optimizer slots by averages over all workers, [num_averaged]."""
         start = 0
         for variable in _slots(state["keras"]) if len(averaged) else ():
             size = variable.value.numpy().size
@@ -210,11 +220,11 @@ class LocalUpdate:
         return state
 
     def save(self, state: State) -> State:
-        """Return copies of the slots as plain data."""
+        """Return copies of the optimizer's slots as plain data."""
         return state["keras"].save() if self.has_slots else {}
 
     def restore(self, saved: State, weights: Float32, state: State) -> State:
-        """Load slots that `save` returned; the weights are `weights` [n]."""
+        """Load optimizer slots that `save` returned; the worker's weights are `weights` [n]."""
         if self.has_slots:
             state["keras"].restore(saved, weights)
         return state
@@ -222,17 +232,18 @@ class LocalUpdate:
 
 @dataclasses.dataclass(frozen=True)
 class ScriptStep:
-    """Local steps by the script's compiled optimizer; the script submits the weights afterwards.
+    """Settings of local steps by the script's compiled optimizer.
 
-    The slots live in the script's process, and an exchange does not change them. With many local
-    steps per round, a restarted process continues with the slots saved by
-    `thinwire.script.keras.kept_state`. Otherwise a restarted process starts with new slots.
+    The script does a step, then submits the new weights. The optimizer's slots are in the script's
+    process, and an exchange with the PS does not change the slots. With many local steps per round,
+    a restarted process continues with the slots saved by `thinwire.script.keras.kept_state`. In
+    all other runs, a restarted process starts with new slots.
 
     If every mini-batch is pushed, the pushed gradient is the weights before the step minus the
     weights after the step, and the learning rate is 1.
 
     Attributes:
-        optimizer: Always "script"; part of the run's fingerprint.
+        optimizer: Always "script". The value is part of the run's fingerprint.
         prox_mu: mu of FedProx, as in `LocalUpdate`. The script's process adds mu (w - b) to each
             gradient, before its optimizer clips the gradient.
     """
@@ -243,15 +254,15 @@ class ScriptStep:
     prox_mu: float = 0.0
 
     def __post_init__(self) -> None:
-        """Reject values that are out of range or cannot be combined."""
+        """Reject settings of the optimizer that are out of range or cannot be combined."""
         _check_not_negative("prox_mu", self.prox_mu)
 
     def num_averaged(self, num_parameters: int) -> int:
-        """Return 0: the slots stay in the script's process."""
+        """Return 0: the optimizer's slots stay in the script's process."""
         return 0
 
     def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
-        """Return an empty state: the slots are in the script's process."""
+        """Return an empty state: the optimizer's slots are in the script's process."""
         return {}
 
     def step(
@@ -262,35 +273,35 @@ class ScriptStep:
         return state
 
     def as_gradient(self, base: Float32, values: Float32, rate: float) -> tuple[Float32, float]:
-        """Return the weights before minus the weights after the step [n], and the rate 1."""
+        """Return the weights before minus the weights after the step [n], and learning rate 1."""
         return base - values, 1.0
 
     def restart(self, weights: Float32, state: State) -> State:
-        """Return the state unchanged: the script's process keeps its slots."""
+        """Return the state unchanged: the script's process keeps its optimizer's slots."""
         return state
 
     forget = restart
 
     def pack(self, state: State) -> Float32:
-        """Return an empty array, [0] float32: the PS averages no slots."""
+        """Return an empty array, [0] float32: the PS averages no optimizer slots."""
         import numpy as np
 
         return np.empty(0, np.float32)
 
     def unpack(self, averaged: Float32, state: State) -> State:
-        """Return the state unchanged: the PS averages no slots."""
+        """Return the state unchanged: the PS averages no optimizer slots."""
         return state
 
     def save(self, state: State) -> State:
-        """Return the state, which is empty."""
+        """Return the state, which is empty for a script's optimizer."""
         return state
 
     def restore(self, saved: State, weights: Float32, state: State) -> State:
-        """Return the state unchanged: `save` keeps nothing."""
+        """Return the state unchanged: `save` returned an empty state."""
         return state
 
 
-#: --local_optimizer value -> class of the policy.
+#: Value of --local_optimizer -> class with the settings of a worker's local steps.
 LOCAL_OPTIMIZERS: dict[str, type[LocalStep]] = {
     **dict.fromkeys(_BUILT, LocalUpdate),
     "script": ScriptStep,
@@ -310,13 +321,13 @@ def _slots(flat: VariablesOptimizer) -> list[Any]:
 
 
 def _all_slots(flat: VariablesOptimizer) -> list[Any]:
-    """Return all variables of the optimizer except the learning rate."""
+    """Return all variables of the Keras optimizer except the learning rate."""
     optimizer = flat.optimizer
     return [slot for slot in optimizer.variables if slot is not optimizer._learning_rate]
 
 
 def _clear(flat: VariablesOptimizer, fills: Sequence[Any]) -> None:
-    """Fill each slot with its initial value from `fills`."""
+    """Fill each optimizer slot with its initial value from `fills`."""
     import numpy as np
 
     for variable, fill in zip(_all_slots(flat), fills, strict=True):

@@ -1,6 +1,6 @@
 """SGD with momentum for a shard's flat weights: Keras's arithmetic, in cache-sized numpy pieces.
 
-A step takes a third of the time of Keras's step on the same buffers. Every dense update needs it.
+A step takes a third of the time of Keras's step on the same buffers. Each dense update is one step.
 
 Source: Keras's SGD: v = momentum v - rate g, theta = theta + v, each operation rounded to float32.
 """
@@ -18,8 +18,8 @@ from thinwire.ops.types import State, Update
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Entries per piece. Four float32 pieces (weights, gradient, velocity, change) are in use at a time
-#: and together fit into a second-level cache.
+#: Number of entries per piece. Four float32 pieces (weights, gradient, velocity, change) are in use
+#: at a time. The four pieces together fit into a second-level cache.
 _PIECE = 1 << 16
 
 
@@ -40,7 +40,7 @@ class MomentumSGD:
         self._change = np.empty(min(_PIECE, len(theta)), np.float32)
 
     def step(self, theta: Float32, update: Update, rate: float, negate: bool) -> None:
-        """Step `theta` by a dense gradient [n] or a sparse update; negate it if `negate`."""
+        """Apply a dense gradient [n] or a sparse update, negated if `negate`, to `theta` [n]."""
         self._rate = np.float32(rate)
         factor = -self._rate if negate else self._rate
         if update.indices is not None:
@@ -62,14 +62,14 @@ class MomentumSGD:
             theta[piece] += velocity
 
     def set_weights(self, theta: Float32) -> None:
-        """Do nothing: `step` gets the weights with every call."""
+        """Do nothing: the caller gives the weights to every call of `step`."""
 
     def changing(self) -> Sequence[Any]:
-        """Return the velocity."""
+        """Return the velocity array, which a step changes in place."""
         return (self.velocity,)
 
     def save(self, keep: Keep = copied) -> State:
-        """Return the values of the variables of Keras's SGD, in Keras's order."""
+        """Return the slots as the values of the variables of Keras's SGD, in Keras's order."""
         return {
             "0": np.int64(self.num_steps),
             "1": self._rate,

@@ -1,13 +1,13 @@
 """Server optimizers for changes of weights: DiLoCo's Nesterov step, and FedOpt's three optimizers.
 
-A worker pushes the change of weights w - b, with w its weights and b the weights that the round
-started at. Papers call the negative, D = b - w, the pseudo-gradient; the server subtracts D. Only
-`_pseudo_gradient` changes the sign. If workers push gradients instead, D is the learning rate times
-the gradient: one local step of plain SGD.
+A worker pushes the change of weights w - b, with w its weights after a round of local steps and b
+the weights at the start of the round. Papers call the negative, D = b - w, the pseudo-gradient; the
+server subtracts D. Only the function `_pseudo_gradient` changes the sign. If workers push gradients
+instead of changes of weights, D is the learning rate times the gradient: one local SGD step.
 
-The arithmetic is numpy on pieces that stay in cache, and the state is plain arrays. The step of an
-entry depends only on the entry's slots and on the number of steps. So a shard may hold any part of
-a variable, and a range of entries that is released separately can be stepped separately.
+The arithmetic is numpy on pieces that fit the processor's cache, and the state is plain arrays. The
+new value of a weight depends only on the weight's own slots and on the number of steps. So a shard
+may have any part of a variable, and parts of a shard can be stepped separately.
 
 Source: Douillard et al., "DiLoCo", arXiv 2311.08105; Reddi et al., "Adaptive federated
 optimization", arXiv 2003.00295, algorithm 2.
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 #: Values of --server_v_start: the initial value of FedOpt's second moments.
 STARTS = ("zero", "tau_squared")
-#: Entries per piece. The pieces of all arrays in use together fit into a second-level cache.
+#: Number of entries per piece of an array. One piece of each array in use fits into a second-level
+#: cache together.
 _PIECE = 1 << 16
 
 
@@ -40,14 +41,14 @@ _PIECE = 1 << 16
 class OuterUpdate(FollowsOuterSchedule, abc.ABC):
     """Base class of optimizers that step by pseudo-gradients.
 
-    The slots are arrays of the weights' size.
+    The optimizer's slots are arrays of the weights' size.
 
     Attributes:
         optimizer: The value of --server_optimizer that selects this class.
-        slot_names: Names of the slot arrays.
+        slot_names: Names of the optimizer's slot arrays; empty for an optimizer without slots.
         global_lr: g, the outer rate.
-        global_lr_schedule: Schedule of the outer rate, as text for `parse_schedule`. Empty means a
-            constant rate.
+        global_lr_schedule: Schedule of the outer rate, as text for `parse_schedule`. Empty means
+            that the outer rate is constant.
     """
 
     optimizer: ClassVar[str]
@@ -59,7 +60,7 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
     def __post_init__(self) -> None:
         """Reject a negative outer rate and a malformed schedule."""
         _check_range("global_lr", self.global_lr, 0.0, float("inf"))
-        self.outer_rate(0.0)  # parses the schedule; raises if the text is malformed
+        self.outer_rate(0.0)  # parses `global_lr_schedule`; raises if the text is malformed
 
     @property
     def described(self) -> Described:
@@ -76,17 +77,17 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
 
     @property
     def keeps_sparse(self) -> bool:
-        """True if there are no slots: a sparse update then changes only the entries it names."""
+        """True without slots: a sparse update changes only weights for which it has a value."""
         return not self.slot_names
 
     def factor(self, kind: Kind, rate: float) -> float | None:
-        """Return the factor f if a step is ``theta -= f * update``; None if the step uses slots."""
+        """Return the factor f if a step is ``theta -= f * update``; None for other steps."""
         if not self.keeps_sparse:
             return None
         return -rate if kind is Kind.DELTA else rate * self.global_lr
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
-        """Return the slots for the shard's weights `theta` [n]: arrays [n] float32, and a count."""
+        """Return the state for weights `theta` [n]: slot arrays [n] float32, and a step count."""
         import numpy as np
 
         if self.keeps_sparse:
@@ -104,10 +105,10 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
         state: State,
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
-        """Step `theta` in place; see ServerUpdate. If there are slots, all entries are stepped."""
+        """Apply an update to the weights `theta` in place; with slots, all weights may change."""
         import numpy as np
 
-        sign = -1.0 if kind is Kind.DELTA else rate  # see `_pseudo_gradient`
+        sign = -1.0 if kind is Kind.DELTA else rate  # `factor` of `_pseudo_gradient`
         outer = rate if kind is Kind.DELTA else self.global_lr
         factor = self.factor(kind, rate)
         if factor is not None:
@@ -131,33 +132,33 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
     def _step(
         self, theta: Float32, pseudo_gradient: Float32, slots: dict[str, Float32], rate: float
     ) -> None:
-        """Step one piece of the weights and of the slots in place.
+        """Do the optimizer's step for one piece of the weights and of the slots, in place.
 
         Args:
             theta: [k] float32, the weights of the piece.
-            pseudo_gradient: [k] float32, D; a copy that the step may overwrite.
+            pseudo_gradient: [k] float32, the pseudo-gradient D; a copy that the step may overwrite.
             slots: Slot name -> [k] float32, the slot values of the piece.
-            rate: Outer rate g, times the factor from `_correction`.
+            rate: Outer rate g times the bias correction from `_correction`.
         """
 
     def _start_of(self, slot: str) -> float:
-        """Return the initial value of the slot with the given name."""
+        """Return the initial value of the slot array with the given name."""
         return 0.0
 
     def _correction(self, steps: int) -> float:
-        """Return the factor for the outer rate after `steps` steps."""
+        """Return the factor on the outer rate (bias correction) after `steps` steps."""
         return 1.0
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the slots."""
+        """Return the slot arrays, which a step changes in place."""
         return [value for value in state.values() if value.ndim]
 
     def save(self, state: State, keep: Keep = copied) -> State:
-        """Return the slots and the step count as plain data; see ServerUpdate."""
+        """Return the slots and the step count as plain data; `keep` copies the slot arrays."""
         return {name: keep(value) if value.ndim else value.copy() for name, value in state.items()}
 
     def set_weights(self, theta: Float32, state: State) -> None:
-        """Do nothing: `apply` gets the weights with every call."""
+        """Do nothing: the caller gives the weights to every call of `apply`."""
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
         """Load the slots and the step count that `save` returned."""
@@ -176,7 +177,8 @@ class Nesterov(OuterUpdate):
 
     Attributes:
         global_lr: g, the outer rate.
-        momentum: beta. With 0 the changes of weights are added to the weights, times g.
+        momentum: beta, the momentum coefficient. With 0, the merged change of weights is added to
+            the weights, times g.
 
     Source: Douillard et al., arXiv 2311.08105; the form is PyTorch's SGD(nesterov=True).
     """
@@ -187,13 +189,13 @@ class Nesterov(OuterUpdate):
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        """Reject values that are out of range."""
+        """Reject settings of the optimizer that are out of range."""
         super().__post_init__()
         _check_share("momentum", self.momentum)
 
     @property
     def slot_names(self) -> Sequence[str]:  # type: ignore[override]
-        """Name of the velocity slot; empty if the momentum is 0."""
+        """Names of the slots: the velocity; no slot if the momentum is 0."""
         return ("velocity",) if self.momentum else ()
 
     def _step(
@@ -213,13 +215,15 @@ class Nesterov(OuterUpdate):
 class _Adaptive(OuterUpdate):
     """FedOpt's step: m <- b1 m + (1 - b1) d; b <- b + g m / (sqrt v + tau), with d = -D.
 
-    m is the first moment, v the second moment, b the weights. Each subclass updates v differently.
+    m is the first moment, v the second moment, b the weights, D the pseudo-gradient. Each subclass
+    updates v differently.
 
     Attributes:
         global_lr: g, the outer rate.
         server_beta_1: b1, the decay rate of the first moment.
-        server_tau: tau. It stands outside the root, so that an entry that never changed stays.
-        server_v_start: Initial value of v: "zero", or the paper's "tau_squared" for tau^2.
+        server_tau: tau, the constant in the divisor. It is added outside the root, so that a weight
+            with only zero changes keeps its value.
+        server_v_start: Initial value of v: "zero" for 0, or the paper's "tau_squared" for tau^2.
     """
 
     slot_names: ClassVar[Sequence[str]] = ("mean", "square")
@@ -230,7 +234,7 @@ class _Adaptive(OuterUpdate):
     server_v_start: str = "zero"
 
     def __post_init__(self) -> None:
-        """Reject values that are out of range."""
+        """Reject settings of the optimizer that are out of range."""
         super().__post_init__()
         _check_share("server_beta_1", self.server_beta_1)
         _check_range("server_tau", self.server_tau, 1e-12, 1e6)
@@ -293,7 +297,7 @@ class FedAdam(_Adaptive):
     bias_correction: bool = False
 
     def __post_init__(self) -> None:
-        """Reject values that are out of range."""
+        """Reject settings of the optimizer that are out of range."""
         super().__post_init__()
         _check_share("server_beta_2", self.server_beta_2)
 
@@ -316,7 +320,8 @@ class FedYogi(_Adaptive):
     """FedOpt's Yogi: v <- v - (1 - b2) d^2 sign(v - d^2).
 
     Attributes:
-        server_beta_2: b2; a step changes v by at most (1 - b2) d^2.
+        server_beta_2: b2, the decay rate of the second moment v. A step changes v by at most
+            (1 - b2) d^2.
     """
 
     optimizer: ClassVar[str] = "yogi"
@@ -324,7 +329,7 @@ class FedYogi(_Adaptive):
     server_beta_2: float = 0.99
 
     def __post_init__(self) -> None:
-        """Reject values that are out of range."""
+        """Reject settings of the optimizer that are out of range."""
         super().__post_init__()
         _check_share("server_beta_2", self.server_beta_2)
 
@@ -337,8 +342,8 @@ class FedYogi(_Adaptive):
         square -= squared
 
 
-#: --server_optimizer value -> class of the policy for workers that push changes of weights. If
-#: workers push gradients, "adagrad" and "adam" name the Keras optimizers instead.
+#: Value of --server_optimizer -> class of the server optimizer if workers push changes of weights.
+#: If workers push gradients, "adagrad" and "adam" select the Keras optimizers instead.
 OUTER_OPTIMIZERS: dict[str, type[ServerUpdate]] = {
     "nesterov": Nesterov,
     "adagrad": FedAdagrad,
@@ -350,11 +355,11 @@ SERVER_OPTIMIZERS = tuple(dict.fromkeys((*OPTIMIZERS, *OUTER_OPTIMIZERS)))
 
 
 def _pseudo_gradient(values: Float32, factor: float) -> Float32:
-    """Return the pseudo-gradient D [k] of a merged update.
+    """Return the pseudo-gradient D [k] of the workers' merged update.
 
     Args:
         values: [k] float32, the merged update.
-        factor: -1 for changes of weights, the learning rate for gradients.
+        factor: Factor on `values`: -1 for changes of weights, the learning rate for gradients.
     """
     import numpy as np
 
@@ -362,7 +367,7 @@ def _pseudo_gradient(values: Float32, factor: float) -> Float32:
 
 
 def _check_share(flag: str, value: float) -> None:
-    if not 0 <= value < 1:  # rejects NaN too
+    if not 0 <= value < 1:  # this comparison rejects NaN, too
         raise ConfigurationError(f"--{flag}={value}: expected 0 <= {flag} < 1.")
 
 

@@ -1,9 +1,9 @@
-"""Check of a script's learning rate schedule: the PS evaluates it at sampled steps first.
+"""Check a script's learning rate schedule: the PS evaluates the schedule at sampled steps.
 
-Arguments within the bounds of the allow-list can still produce NaN.
+Arguments within the bounds of the allow-list can still produce NaN. For example,
 `CosineDecayRestarts(first_decay_steps=1e-9, t_mul=-1)` takes the logarithm of a negative number.
 So the PS computes the rate at sampled steps of the run before it accepts the schedule. A schedule
-may still have no finite rate between two samples; then the run ends as diverged (see `PsCore`).
+may still have a step between two samples without a finite rate; the run then ends as diverged.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from thinwire.ops.offer import Described
 from thinwire.ops.optimizers.schedule import MOST_UPDATES
 from thinwire.ops.types import ConfigurationError
 
-#: Steps at which a schedule must have a finite rate if the run's length is unknown. A learning
-#: rate finder multiplies the rate at each step and stops long before the rate overflows, so an
-#: infinite rate at a later step is accepted. A run that reaches such a step ends as diverged.
+#: Number of first steps at which a schedule must have a finite rate if the run's length is unknown.
+#: A learning rate finder multiplies the rate at each step and stops long before the rate overflows,
+#: so an infinite rate at a later step is accepted. A run that reaches this step ends as diverged.
 _SURE_STEPS = 1000
-#: Number of samples from each end of a list of numbers, for example of a schedule's boundaries.
+#: Number of elements to sample at each end of a list argument, such as a schedule's boundaries.
 _OF_LIST = 4
-#: Most list elements that all evaluations together may read; they take about two seconds. Keras
-#: compares a step with each boundary, so long lists get fewer samples. Skipped samples do no harm:
-#: the rates between boundaries are constants, and the allow-list checks these constants.
+#: Largest number of list elements that all evaluations of a schedule together may read, in about
+#: two seconds. Keras compares a step with each boundary in a list, so schedules with long lists get
+#: fewer samples. Skipped samples do no harm: the rates between boundaries are constants, and the
+#: allow-list checks these constants.
 _MOST_READ = 4000
 
 
 def rate_at(schedule: Callable[[int], Any], step: int) -> float:
-    """Return a schedule's rate at a step; NaN if the schedule raises an exception.
+    """Return a schedule's learning rate at a step; NaN if the schedule raises an exception.
 
     Keras raises exceptions of many types for unusual arguments, for example for an integer overflow
     or for a power with a negative base.
@@ -56,8 +57,8 @@ def check_rates(
         most_steps: Largest number of steps of the run; None if the number is unknown.
 
     Raises:
-        ConfigurationError: A rate is not finite. The message names the schedule, its arguments, the
-            step and the rate.
+        ConfigurationError: A learning rate is not finite. The message contains the schedule, its
+            arguments, the step and the rate.
     """
     last = first + (MOST_UPDATES if most_steps is None else most_steps)
     sure = first + _SURE_STEPS if most_steps is None else last
@@ -74,12 +75,12 @@ def check_rates(
 
 
 def sample_steps(described: Described, first: int, last: int) -> list[int]:
-    """Return the steps at which a schedule is evaluated, ascending.
+    """Return the steps at which a learning rate schedule is checked, ascending.
 
     The samples are the first and the last step, some early steps, the powers of two and of ten
-    after the first step, and the neighbors of special steps. A special step is an argument, or the
-    product, sum or quotient of two arguments. For example, `InverseTimeDecay` with a negative rate
-    divides by zero at the quotient of its arguments.
+    after the first step, and the neighbors of special steps. A special step is an argument of the
+    schedule, or the product, sum or quotient of two arguments. For example, `InverseTimeDecay` with
+    a negative decay rate divides by zero at the quotient of two arguments.
 
     Args:
         described: Class and arguments of the schedule.
@@ -97,7 +98,7 @@ def sample_steps(described: Described, first: int, last: int) -> list[int]:
 
 
 def _special_steps(arguments: Iterable[Any]) -> Iterator[float]:
-    """Yield the absolute values of numeric arguments, and their products, sums and quotients."""
+    """Yield absolute values of numeric arguments, and their pairs' products, sums and quotients."""
     numbers: list[float] = []
     for value in arguments:
         values = value if isinstance(value, list) else [value]

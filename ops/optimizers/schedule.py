@@ -1,7 +1,7 @@
-"""Learning rate schedules: the rate as a function of the consumed share of the run's budget.
+"""Learning rate schedules: the rate as a function of the consumed fraction of the run's budget.
 
-All methods use the same schedules. The budget counts examples, not updates, so that runs with
-different synchronization stay comparable.
+All training methods use the same schedules. The budget counts training examples, not updates, so
+that runs with different synchronization are comparable.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from thinwire.ops.types import ConfigurationError
 
-#: Name of a curve in --lr_schedule -> function from the consumed share (0..1) of the budget after
-#: warm-up to the remaining fraction (1..0) of the learning rate.
+#: Name of a curve in --lr_schedule -> function that computes the factor (1..0) on the learning rate
+#: from the consumed fraction (0..1) of the budget after warm-up.
 CURVES: dict[str, Callable[[float], float]] = {
     "cosine": lambda share: (1 + math.cos(math.pi * share)) / 2,
     "linear": lambda share: 1 - share,
@@ -25,11 +25,11 @@ MOST_UPDATES = 2**31 - 2
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """A step schedule: `learning_rate` times the factor of every drop that has been reached.
+    """Learning rate schedule with drops: the rate is multiplied by a factor at each drop.
 
     Attributes:
         learning_rate: Initial learning rate.
-        drops: Pairs (fraction of the budget, factor), in ascending order of the fractions.
+        drops: Pairs (fraction of the budget at the drop, factor on the rate), fractions ascending.
 
     >>> Schedule(0.5, ((0.5, 0.25),)).rate(0.6)
     0.125
@@ -39,7 +39,7 @@ class Schedule:
     drops: tuple[tuple[float, float], ...] = ()
 
     def rate(self, fraction: float) -> float:
-        """Return the rate when `fraction` (0..1) of the budget is consumed."""
+        """Return the learning rate when `fraction` (0..1) of the run's budget is consumed."""
         rate = self.learning_rate
         for start, factor in self.drops:
             if fraction >= start:
@@ -48,7 +48,7 @@ class Schedule:
 
     @property
     def goes_on_in_rounds(self) -> bool:
-        """True if the rate also changes between the local steps of one round."""
+        """True if the learning rate also changes between the local steps of one round."""
         return False
 
     @property
@@ -59,12 +59,12 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class RateCurve(Schedule):
-    """Linear warm-up from 0, followed by a curve down to `floor` times the learning rate.
+    """Learning rate schedule with linear warm-up from 0, and a curve down to the final rate.
 
     Attributes:
         shape: Name of the curve, a key of `CURVES`.
-        warmup: Share of the budget for warm-up, from 0 to below 1.
-        floor: Final rate as a fraction of the learning rate, from 0 to below 1.
+        warmup: Fraction of the run's budget for warm-up, from 0 to below 1.
+        floor: Final rate as a fraction of `learning_rate`, from 0 to below 1.
 
     >>> RateCurve(0.5, shape="linear", warmup=0.5).rate(0.25)
     0.25
@@ -78,7 +78,7 @@ class RateCurve(Schedule):
     floor: float = 0.0
 
     def rate(self, fraction: float) -> float:
-        """Return the rate when `fraction` (0..1) of the budget is consumed."""
+        """Return the learning rate when `fraction` (0..1) of the run's budget is consumed."""
         if fraction < self.warmup:
             return self.learning_rate * fraction / self.warmup
         remaining = CURVES[self.shape]((fraction - self.warmup) / (1 - self.warmup))
@@ -86,7 +86,7 @@ class RateCurve(Schedule):
 
     @property
     def goes_on_in_rounds(self) -> bool:
-        """Always True: the rate changes continuously with the consumed budget."""
+        """Always True: the learning rate changes continuously with the consumed budget."""
         return True
 
     @property
@@ -97,22 +97,22 @@ class RateCurve(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The limits of a run, in applied updates and in examples.
+    """The limits of a run, in applied updates and in training examples.
 
     Attributes:
         iter_max: Largest number of applied updates; None means no limit.
-        examples: Number of examples to train on; None means no limit.
+        examples: Number of training examples after which the run ends; None means no limit.
     """
 
     iter_max: int | None
     examples: int | None = None
 
     def fraction(self, updates: float, samples: int) -> float:
-        """Return the consumed share (0..1) of the budget: the larger share of the two limits.
+        """Return the larger consumed fraction (0..1): of the updates, or of the examples.
 
-        Without limits the share stays 0. With `iter_max` alone, the budget in examples is iter_max
-        times the mean number of examples per update so far, so the share of examples equals the
-        share of updates.
+        Without limits the fraction is 0. With `iter_max` alone, the budget in examples is iter_max
+        times the mean number of examples per update so far, so the consumed fraction of examples
+        equals the consumed fraction of updates.
         """
         by_updates = updates / self.iter_max if self.iter_max else 0.0
         by_examples = samples / self.examples if self.examples else 0.0
@@ -123,7 +123,7 @@ class Budget:
         return updates <= (self.iter_max or MOST_UPDATES)
 
     def end(self, updates: int, samples: int) -> str | None:
-        """Return the stop reason, "iter_max" or "epochs", or None if budget remains."""
+        """Return the reason to end the run, "iter_max" or "epochs"; None if budget remains."""
         if self.iter_max is not None and updates >= self.iter_max:
             return "iter_max"
         if self.examples and samples >= self.examples:
@@ -140,7 +140,7 @@ class RateInRound:
     Attributes:
         schedule: Schedule of the run.
         budget: Budget of the run.
-        nb_workers: Number of workers that step in parallel.
+        nb_workers: Number of workers that do local steps in parallel.
         longest_round: Number of local steps in a round; 0 if the number is unknown.
     """
 
@@ -150,13 +150,13 @@ class RateInRound:
     longest_round: int
 
     def rate(self, version: int, samples_of_run: int, steps: int, samples: int) -> float:
-        """Return the rate of the next local step.
+        """Return the learning rate of this worker's next local step.
 
         Args:
             version: Number of updates that the run had applied when the round began.
-            samples_of_run: Number of examples that the run had consumed when the round began.
-            steps: Number of local steps of this worker since the round began.
-            samples: Number of examples of this worker since the round began.
+            samples_of_run: Number of examples that all workers had consumed when the round began.
+            steps: Number of local steps that this worker has done since the round began.
+            samples: Number of examples that this worker has consumed since the round began.
         """
         updates = version + (steps / self.longest_round if self.longest_round else 0)
         consumed = samples_of_run + self.nb_workers * samples
@@ -169,9 +169,9 @@ def parse_schedule(learning_rate: float, text: str, flag: str = "lr_schedule") -
 
     Args:
         learning_rate: Initial rate.
-        text: Drops, for example ``"0.6:0.2,0.8:0.2"``; or a key of `CURVES` with parameters, for
-            example ``"cosine:warmup=0.02"``.
-        flag: Name of the flag that has the text, for error messages.
+        text: Value of the schedule flag: drops, for example ``"0.6:0.2,0.8:0.2"``; or a key of
+            `CURVES` with parameters, for example ``"cosine:warmup=0.02"``.
+        flag: Name of the schedule flag, for error messages.
 
     Raises:
         ConfigurationError: The text is malformed, or a value is out of range.
@@ -196,11 +196,11 @@ def parse_schedule(learning_rate: float, text: str, flag: str = "lr_schedule") -
 
 
 def parse_drops(text: str, flag: str = "lr_schedule") -> tuple[tuple[float, float], ...]:
-    """Parse drops like ``"0.6:0.2,0.8:0.2"`` into pairs (fraction, factor).
+    """Parse drops like ``"0.6:0.2,0.8:0.2"`` into pairs (fraction of the budget, rate factor).
 
     Args:
-        text: The value of the flag.
-        flag: Name of the flag, for error messages.
+        text: Value of the schedule flag.
+        flag: Name of the schedule flag, for error messages.
 
     Raises:
         ConfigurationError: The text is not a list of pairs, the fractions do not ascend within

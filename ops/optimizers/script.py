@@ -1,8 +1,9 @@
 """Server policy for a script's compiled optimizer, which the PS builds from a worker's offer.
 
-The script's optimizer or its schedule gives the learning rate, not --learning_rate. Plain SGD and
-SGD with momentum run the same code as with --server_optimizer. Any other optimizer runs as Keras
-code on variables (`thinwire.ops.optimizers.variables`). A script may have several optimizers, for
+The offer is the description of a script's model and optimizers that a worker sends to the PS. The
+script's optimizer or its schedule gives the learning rate, not --learning_rate. Plain SGD and SGD
+with momentum run the same code as with --server_optimizer. All other optimizers run as Keras code
+on variables (`thinwire.ops.optimizers.variables`). A script may have several optimizers, for
 example for a GAN; each optimizer steps different variables.
 
 Source: design, section 11.
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Arguments of SGD that Thinwire's SGD step lacks. An SGD with one of these runs as Keras code.
+#: Arguments of Keras' SGD that Thinwire's own SGD step does not support. An SGD with one of these
+#: arguments runs as Keras code.
 _ONLY_KERAS = (
     *("nesterov", "weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema"),
     *("loss_scale_factor", "gradient_accumulation_steps"),
@@ -47,7 +49,7 @@ class GradientsOnly(ServerUpdate):
     optimizer = SCRIPT
 
     def adds(self, kind: Kind) -> bool:
-        """Return False: a gradient is never added, and workers push no changes of weights."""
+        """Return False: a script's optimizer never just adds an update to the weights."""
         return False
 
     def factor(self, kind: Kind, rate: float) -> float | None:
@@ -55,19 +57,19 @@ class GradientsOnly(ServerUpdate):
         return None
 
     def outer_rate(self, fraction: float) -> float:
-        """Return 1, which is never used: workers push no changes of weights."""
+        """Return the outer rate 1, which is never used: workers push no changes of weights."""
         return 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class AwaitedUpdate(GradientsOnly, RunsOwnRate):
-    """Placeholder for a script's optimizer until a worker offers the optimizer to the PS."""
+    """Placeholder for a script's optimizer until a worker describes its optimizer to the PS."""
 
     awaits_offer = True
 
     @property
     def described(self) -> Described:
-        """Raise ConfigurationError: no worker has offered an optimizer.
+        """Raise ConfigurationError: no worker has described its script's optimizer.
 
         Raises:
             ConfigurationError: Always.
@@ -79,7 +81,7 @@ class AwaitedUpdate(GradientsOnly, RunsOwnRate):
         )
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
-        """Raise ConfigurationError: no worker has offered an optimizer."""
+        """Raise ConfigurationError: no worker has described its script's optimizer."""
         return {"described": self.described}
 
     def apply(
@@ -92,34 +94,34 @@ class AwaitedUpdate(GradientsOnly, RunsOwnRate):
         state: State,
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
-        """Raise ConfigurationError: no worker has offered an optimizer."""
+        """Raise ConfigurationError: no worker has described its script's optimizer."""
         return None, self.init(theta)
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return no arrays: a placeholder has no state."""
+        """Return no arrays: the placeholder for an optimizer has no state."""
         return ()
 
     def save(self, state: State, keep: Keep = copied) -> State:
-        """Return an empty state: a placeholder has no slots."""
+        """Return an empty state: the placeholder for an optimizer has no slots."""
         return {}
 
     def set_weights(self, theta: Float32, state: State) -> None:
-        """Do nothing: a placeholder has no slots."""
+        """Do nothing: the placeholder for an optimizer has no slots."""
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
-        """Return the state unchanged: a placeholder has no slots."""
+        """Return the state unchanged: the placeholder for an optimizer has no slots."""
         return state
 
 
 @dataclasses.dataclass(frozen=True)
 class ScriptUpdate(GradientsOnly):
-    """Policy for a script with one compiled optimizer; the PS steps as this optimizer would.
+    """Policy for a script with one compiled optimizer, whose steps the PS does for all workers.
 
     Attributes:
         offer: The worker's description of the optimizer.
         rules: Exceptions for some variables, for example variables without weight decay.
-        initial: Slots of this shard from steps that the script did before the run, numbered by
-            slice. Empty for a new optimizer.
+        initial: Optimizer slots of this shard from steps that the script did before the run,
+            numbered by slice. Empty for a new optimizer.
     """
 
     offer: OptimizerOffer
@@ -132,28 +134,28 @@ class ScriptUpdate(GradientsOnly):
         return self.offer.optimizer
 
     @property
-    def keeps_sparse(self) -> bool:
-        """True for plain SGD: a sparse update changes only the entries that the update names."""
+    def keeps_sparse(self) -> bool:  # type: ignore[override]
+        """True for plain SGD: a sparse update changes only weights for which it has a value."""
         return self._is_flat and not self.described.config.get("momentum")
 
     @property
-    def needs_whole_variables(self) -> bool:
-        """True if the placement must not cut a variable into parts on several shards."""
+    def needs_whole_variables(self) -> bool:  # type: ignore[override]
+        """True if a variable must not be divided into parts on several shards."""
         return not is_elementwise(self.described) or bool(self.rules.constraints)
 
     @property
-    def needs_one_shard(self) -> bool:
-        """True if the optimizer clips gradients by their norm over all variables."""
+    def needs_one_shard(self) -> bool:  # type: ignore[override]
+        """True if the optimizer clips gradients by the norm over all variables of the model."""
         return bool(self.described.config.get("global_clipnorm"))
 
     @property
-    def needs_dense(self) -> bool:
-        """True if the optimizer divides by zero when workers send only a part of a gradient."""
+    def needs_dense(self) -> bool:  # type: ignore[override]
+        """True if the optimizer would divide by zero when workers push sparse gradients."""
         return self.described.name in allow_list.DENSE_ONLY
 
     @property
     def _is_flat(self) -> bool:
-        """True if Thinwire's SGD step gives the same result as Keras's step."""
+        """True if the optimizer is an SGD for which Thinwire's step equals Keras's step."""
         config = self.described.config
         plain = self.described.name == "SGD" and not any(config.get(name) for name in _ONLY_KERAS)
         return plain and not self.rules.constraints
@@ -164,7 +166,7 @@ class ScriptUpdate(GradientsOnly):
         return OptimizerUpdate("momentum" if momentum else "sgd", momentum)
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
-        """Return the state for the shard's flat weights; see ServerUpdate.
+        """Return the optimizers' state for the shard's flat weights `theta` [n].
 
         Raises:
             ConfigurationError: The optimizer is not on the allow-list.
@@ -176,7 +178,7 @@ class ScriptUpdate(GradientsOnly):
         rate = self.described.config["learning_rate"]
         if not isinstance(rate, int | float):
             state["schedule"] = _RateAtStep(build_schedule(allow_list.schedule_of(rate)))
-        if not len(theta):  # the variables of this optimizer are on other shards
+        if not len(theta):  # all variables of this optimizer are on other shards
             return state
         if self._is_flat:
             state["inner"] = self._flat.init(theta, spec)
@@ -195,19 +197,20 @@ class ScriptUpdate(GradientsOnly):
     def check_rates(
         self, firsts: Sequence[int], most_updates: int | None, most_batches: int | None
     ) -> None:
-        """Evaluate the learning rate schedule at sampled counts that the run may reach.
+        """Evaluate the optimizer's learning rate schedule at sampled steps that the run may reach.
 
         Args:
-            firsts: A list of one count of batches, at which the schedule starts in this run.
+            firsts: List of one number of the script's batches. A schedule that counts batches
+                starts at this number in this run.
             most_updates: Largest number of updates of the run; None means no limit.
             most_batches: Largest number of the script's batches in the run; None means no limit.
 
         Raises:
-            ConfigurationError: The schedule has no finite rate at a sampled count.
+            ConfigurationError: The schedule has no finite rate at a sampled step.
         """
         rate = self.described.config["learning_rate"]
         if isinstance(rate, int | float):
-            return  # the allow-list has checked that it is finite
+            return  # a constant rate: the allow-list has checked that it is finite
         described, is_at_steps = allow_list.schedule_of(rate), self.offer.clock == "steps"
         (first,) = firsts
         start = self.offer.iterations if is_at_steps else first
@@ -215,12 +218,12 @@ class ScriptUpdate(GradientsOnly):
         check_rates(build_schedule(described), described, start, most)
 
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
-        """Return a copy of this policy that starts with the given slots of its one optimizer."""
+        """Return a copy of this policy whose one optimizer starts with the given slots."""
         (initial,) = slots
         return dataclasses.replace(self, initial=tuple(initial))
 
     def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
-        """Return the rate that the script set last, else its schedule's rate, else a constant."""
+        """Return the rate that the script set; else the schedule's rate; else the constant rate."""
         if state["set_rate"] is not None:
             return float(state["set_rate"])
         if "schedule" in state:
@@ -232,7 +235,7 @@ class ScriptUpdate(GradientsOnly):
         return int(state["steps"]) if self.offer.clock == "steps" else batches
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
-        """Set the learning rate of all further steps; it replaces the script's schedule."""
+        """Set the learning rate of all later steps; the rate replaces the script's schedule."""
         state["set_rate"] = rate
         return state
 
@@ -246,7 +249,7 @@ class ScriptUpdate(GradientsOnly):
         state: State,
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
-        """Step `theta` in place; see ServerUpdate."""
+        """Apply an update to the weights `theta` in place; `ServerUpdate.apply` has the details."""
         state["steps"] += 1
         touched = None
         if not len(theta):
@@ -272,12 +275,12 @@ class ScriptUpdate(GradientsOnly):
         return [slots]
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the slot arrays that a step changes in place and that `save` passes to `keep`."""
+        """Return the slot arrays that a step changes in place and that `save` gives to `keep`."""
         inner = state["inner"].get("optimizer")
         return () if inner is None else inner.changing()
 
     def save(self, state: State, keep: Keep = copied) -> State:
-        """Return copies of the slots, the step count, and the rate that the script set."""
+        """Return copies of the optimizer's slots, step count, and rate that the script has set."""
         inner = state["inner"].get("optimizer")
         return {
             "steps": state["steps"],
@@ -286,12 +289,12 @@ class ScriptUpdate(GradientsOnly):
         }
 
     def set_weights(self, theta: Float32, state: State) -> None:
-        """Continue from weights `theta` [n] that other code has changed; the slots stay."""
+        """Continue from weights `theta` [n] that other code has set; keep the optimizer's slots."""
         if "optimizer" in state["inner"]:
             state["inner"]["optimizer"].set_weights(theta)
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
-        """Load a state that `save` returned; the weights are `theta` [n]."""
+        """Load an optimizer state that `save` returned; the shard's weights are `theta` [n]."""
         state["steps"], state["set_rate"] = saved["steps"], saved["set_rate"]
         if "optimizer" in state["inner"]:
             state["inner"]["optimizer"].restore(saved["slots"], theta)
@@ -299,12 +302,12 @@ class ScriptUpdate(GradientsOnly):
 
 
 class _SteppedEntries:
-    """The entries of a shard that one of several optimizers steps.
+    """The weights of a shard that one of a script's several optimizers steps.
 
     Attributes:
         update: Policy of the optimizer.
-        positions: [k] int64, ascending indices into the shard's weights.
-        theta: [k] float32, the weights of these entries at the last step.
+        positions: [k] int64, ascending indices of these weights among the shard's weights.
+        theta: [k] float32, copy of these weights for the optimizer's step.
         state: State of the optimizer, from `ScriptUpdate.init`.
     """
 
@@ -322,19 +325,19 @@ class _SteppedEntries:
         self.state = update.init(self.theta, part_of_spec(spec, numbers))
 
     def read(self, theta: Float32) -> None:
-        """Copy the current weights of these entries from the shard's weights `theta` [n]."""
+        """Copy the optimizer's weights from the shard's weights `theta` [n]."""
         import numpy as np
 
         np.take(theta, self.positions, out=self.theta)
 
     def own(self, update: Update) -> Update:
-        """Return the part of an update for these entries, with indices into `positions`."""
+        """Return the part of an update for the optimizer's weights, with indices in `positions`."""
         import numpy as np
 
         if update.indices is None:
             return Update(None, update.values[self.positions])
-        # A sparse update for this optimizer names only entries of its variables. So an update with
-        # as many entries as `positions` names all of them, and is dense in these coordinates.
+        # A sparse update for this optimizer has only entries of its variables. So an update with as
+        # many entries as `positions` has all these entries, and is dense in these coordinates.
         if len(update.indices) == len(self.positions):
             return Update(None, update.values)
         return Update(np.searchsorted(self.positions, update.indices), update.values)
@@ -345,52 +348,52 @@ class ScriptUpdates(GradientsOnly):
     """Policy for a script with several compiled optimizers that step different variables.
 
     Attributes:
-        updates: One policy per optimizer. The policy's `offer.paths` names the variables that the
-            optimizer steps.
+        updates: One policy per optimizer. The policy's `offer.paths` lists the paths of the
+            variables that the optimizer steps.
     """
 
     updates: tuple[ScriptUpdate, ...]
 
     @property
-    def num_optimizers(self) -> int:
-        """Number of optimizers."""
+    def num_optimizers(self) -> int:  # type: ignore[override]
+        """Number of the script's optimizers."""
         return len(self.updates)
 
     @property
     def described(self) -> Described:
-        """The first optimizer that needs dense gradients, else the first optimizer."""
+        """Class and arguments of the first optimizer that needs dense gradients, else the first."""
         return next((u for u in self.updates if u.needs_dense), self.updates[0]).described
 
     @property
-    def needs_whole_variables(self) -> bool:
-        """True if the placement must not cut a variable into parts on several shards."""
+    def needs_whole_variables(self) -> bool:  # type: ignore[override]
+        """True if a variable must not be divided into parts on several shards."""
         return any(update.needs_whole_variables for update in self.updates)
 
     @property
-    def needs_one_shard(self) -> bool:
-        """True if one of the optimizers clips gradients by their norm over all its variables."""
+    def needs_one_shard(self) -> bool:  # type: ignore[override]
+        """True if one of the optimizers clips gradients by the norm over all its variables."""
         return any(update.needs_one_shard for update in self.updates)
 
     @property
-    def needs_dense(self) -> bool:
-        """True if an optimizer divides by zero when workers send only a part of a gradient."""
+    def needs_dense(self) -> bool:  # type: ignore[override]
+        """True if one of the optimizers would divide by zero when workers push sparse gradients."""
         return any(update.needs_dense for update in self.updates)
 
     def check_rates(
         self, firsts: Sequence[int], most_updates: int | None, most_batches: int | None
     ) -> None:
-        """Check the schedule of each optimizer from its first count in `firsts` on."""
+        """Check each optimizer's learning rate schedule; `firsts` has one number per optimizer."""
         for update, first in zip(self.updates, firsts, strict=True):
             update.check_rates([first], most_updates, most_batches)
 
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
-        """Return a copy of this policy whose optimizers start with the given slots."""
+        """Return a copy of this policy with optimizers that start with the given slots."""
         pairs = zip(self.updates, slots, strict=True)
         moved = tuple(update.starting_at([initial]) for update, initial in pairs)
         return dataclasses.replace(self, updates=moved)
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
-        """Return the state for the shard's flat weights; see ServerUpdate.
+        """Return the optimizers' state for the shard's flat weights `theta` [n].
 
         Raises:
             ConfigurationError: An optimizer is not on the allow-list.
@@ -399,17 +402,17 @@ class ScriptUpdates(GradientsOnly):
         return {"parts": [_SteppedEntries(update, theta, known) for update in self.updates]}
 
     def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
-        """Return the learning rate of optimizer `number`; see `ScriptUpdate.rate`."""
+        """Return the learning rate of the next step of optimizer `number`."""
         part = state["parts"][number]
         return float(part.update.rate(scheduled, batches, part.state))
 
     def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
-        """Return the count at which the schedule of optimizer `number` is evaluated."""
+        """Return the step at which the schedule of optimizer `number` is evaluated."""
         part = state["parts"][number]
         return int(part.update.schedule_count(batches, part.state))
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
-        """Set the learning rate of all further steps of optimizer `number`."""
+        """Set the learning rate of all later steps of optimizer `number`."""
         part = state["parts"][number]
         part.state = part.update.set_rate(rate, part.state)
         return state
@@ -424,7 +427,7 @@ class ScriptUpdates(GradientsOnly):
         state: State,
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
-        """Step the entries of optimizer `number` in `theta` in place; see ServerUpdate."""
+        """Apply an update to the weights of optimizer `number` in `theta` [n], in place."""
         part = state["parts"][number]
         part.read(theta)
         touched, part.state = part.update.apply(
@@ -448,13 +451,13 @@ class ScriptUpdates(GradientsOnly):
         return {str(number): part.update.save(part.state, keep) for number, part in parts}
 
     def set_weights(self, theta: Float32, state: State) -> None:
-        """Continue from weights `theta` [n] that other code has changed; the slots stay."""
+        """Continue from weights `theta` [n] that other code has set; keep the optimizer's slots."""
         for part in state["parts"]:
             part.read(theta)
             part.update.set_weights(part.theta, part.state)
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
-        """Load a state that `save` returned; the weights are `theta` [n]."""
+        """Load an optimizer state that `save` returned; the shard's weights are `theta` [n]."""
         for number, part in enumerate(state["parts"]):
             part.read(theta)
             part.state = part.update.restore(saved[str(number)], part.theta, part.state)
@@ -462,17 +465,17 @@ class ScriptUpdates(GradientsOnly):
 
 
 class _RateAtStep:
-    """A Keras learning rate schedule that caches the newest step's rate; NaN if it raises."""
+    """A Keras schedule that caches the newest step's rate; the rate is NaN if Keras raises."""
 
     def __init__(self, schedule: Any) -> None:
         self._schedule = schedule
-        # (step, rate) of the last call. Other threads read the rate without a lock, so step and
+        # (step, rate) of the last call. Several threads read the pair without a lock, so step and
         # rate are replaced together, in one assignment of a tuple.
         self._newest = (-1, 0.0)
         self._has_failed = False
 
     def __call__(self, step: int) -> float:
-        """Return the rate at a step."""
+        """Return the learning rate at a step; NaN if the schedule raises an exception."""
         known, rate = self._newest
         if step != known:
             rate = rate_at(self._schedule, step)
@@ -490,7 +493,7 @@ class _RateAtStep:
 
 
 def server_update(offer: Offer) -> ScriptUpdate | ScriptUpdates:
-    """Return the PS's optimizer policy for a script's offer.
+    """Return the PS's optimizer policy for the optimizers in a worker's offer.
 
     Raises:
         ConfigurationError: The offer has no optimizer, or has a class or an argument that is not on

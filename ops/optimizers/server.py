@@ -1,8 +1,8 @@
-"""Server optimizers that flags select: a Keras optimizer applies each released update.
+"""Server optimizers that flags select: a Keras optimizer applies each merged update.
 
-Plain SGD runs in the apply kernels: the result equals Keras's SGD, and a sparse update touches only
-the entries that it names. SGD with momentum runs in `ops/optimizers/momentum_sgd`, also with
-Keras's result. Every other optimizer runs Keras itself (`ops/optimizers/variables`).
+Plain SGD runs in the apply kernels: the result equals Keras's SGD, and a sparse update changes only
+the weights for which it has a value. SGD with momentum runs in `ops/optimizers/momentum_sgd`, also
+with Keras's result. All other optimizers run as Keras code (`ops/optimizers/variables`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Value of --server_optimizer that selects the script's compiled optimizer.
 SCRIPT = "script"
-#: Other values of --server_optimizer -> class of keras.optimizers.
+#: Value of --server_optimizer other than "script" -> name of the class of keras.optimizers.
 OPTIMIZERS = {
     "sgd": "SGD",
     "momentum": "SGD",
@@ -36,19 +36,19 @@ OPTIMIZERS = {
 class RunsOwnRate(ServerUpdate):
     """Base of optimizers from flags: the run's schedule gives the rate, and no script is involved.
 
-    A script can neither set the rate nor get the slots.
+    A script can neither set the rate nor get the optimizer's slots.
     """
 
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
-        """Raise ValueError: this optimizer has no slots from a script."""
+        """Raise ValueError: an optimizer from flags cannot start with slots of a script."""
         raise ValueError(f"slots of {len(slots)} optimizers; expected none")
 
     def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
-        """Return the rate of the run's schedule."""
+        """Return the learning rate of the run's schedule."""
         return scheduled
 
     def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
-        """Return `batches`: if a script has a schedule, its workers evaluate the schedule."""
+        """Return `batches`: a script's schedule is evaluated by the workers, not by this policy."""
         return batches
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
@@ -56,7 +56,7 @@ class RunsOwnRate(ServerUpdate):
         return state
 
     def slots(self, state: State) -> list[list[Slot]]:
-        """Return an empty list: no script has this optimizer."""
+        """Return an empty list: an optimizer from flags is not a script's optimizer."""
         return []
 
 
@@ -64,16 +64,16 @@ class FollowsOuterSchedule(RunsOwnRate):
     """Base of optimizers that apply changes of weights at an outer rate.
 
     Attributes:
-        global_lr: The outer rate, the factor of a change of weights.
-        global_lr_schedule: Schedule of the outer rate, as text for `parse_schedule`. Empty means a
-            constant rate.
+        global_lr: The outer rate: the factor on a change of weights.
+        global_lr_schedule: Schedule of the outer rate, as text for `parse_schedule`. Empty means
+            that the outer rate is constant.
     """
 
     global_lr: float
     global_lr_schedule: str
 
     def outer_rate(self, fraction: float) -> float:
-        """Return the rate for changes of weights when `fraction` (0..1) of the budget is spent."""
+        """Return the outer rate when `fraction` (0..1) of the run's budget is spent."""
         text = self.global_lr_schedule
         return parse_schedule(self.global_lr, text, "global_lr_schedule").rate(fraction)
 
@@ -90,9 +90,9 @@ class OptimizerUpdate(FollowsOuterSchedule):
         optimizer: A value of --server_optimizer other than "script".
         momentum: Momentum coefficient of "sgd" and "momentum"; 0 for any other optimizer.
         weight_decay: Decoupled weight decay, as in Keras. 0 means the optimizer's default.
-        global_lr: The outer rate, for steps by changes of weights.
-        global_lr_schedule: Schedule of the outer rate, as text for `parse_schedule`. Empty means a
-            constant rate.
+        global_lr: The outer rate: the factor on a change of weights.
+        global_lr_schedule: Schedule of the outer rate, as text for `parse_schedule`. Empty means
+            that the outer rate is constant.
     """
 
     optimizer: str = "sgd"
@@ -102,16 +102,16 @@ class OptimizerUpdate(FollowsOuterSchedule):
     global_lr_schedule: str = ""
 
     def __post_init__(self) -> None:
-        """Reject values that are out of range or cannot be combined."""
+        """Reject settings of the optimizer that are out of range or cannot be combined."""
         if self.optimizer not in OPTIMIZERS:
             raise ConfigurationError(
                 f"--server_optimizer={self.optimizer!r}: expected one of {', '.join(OPTIMIZERS)}."
             )
         if not 0 <= self.momentum < 1:
             raise ConfigurationError(f"--momentum={self.momentum}: expected 0 <= momentum < 1.")
-        self.outer_rate(0.0)  # parses the schedule; raises if the text is malformed
+        self.outer_rate(0.0)  # parses `global_lr_schedule`; raises if the text is malformed
         for name in ("weight_decay", "global_lr"):
-            if not getattr(self, name) >= 0:  # rejects NaN too
+            if not getattr(self, name) >= 0:  # this comparison rejects NaN, too
                 raise ConfigurationError(f"--{name}={getattr(self, name)}: expected 0 or more.")
         if self.momentum and not self._is_sgd:
             raise ConfigurationError(
@@ -135,21 +135,21 @@ class OptimizerUpdate(FollowsOuterSchedule):
 
     @property
     def keeps_sparse(self) -> bool:
-        """True for plain SGD: a sparse update changes only the entries that the update names."""
+        """True for plain SGD: a sparse update changes only weights for which it has a value."""
         return self._is_sgd and not self.momentum and not self.weight_decay
 
     @property
     def needs_whole_variables(self) -> bool:
-        """True if the placement must not cut a variable into parts on several shards."""
+        """True if a variable must not be divided into parts on several shards."""
         return OPTIMIZERS[self.optimizer] not in allow_list.ELEMENTWISE
 
     @property
     def needs_dense(self) -> bool:
-        """True if the optimizer divides by zero when workers send only a part of a gradient."""
+        """True if the optimizer would divide by zero when workers push sparse gradients."""
         return OPTIMIZERS[self.optimizer] in allow_list.DENSE_ONLY
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
-        """Return the optimizer's state for the shard's flat weights; see ServerUpdate."""
+        """Return the optimizer's state for the shard's flat weights `theta` [n]."""
         if self.keeps_sparse:
             return {}
         if self._is_sgd and not self.weight_decay:
@@ -161,7 +161,7 @@ class OptimizerUpdate(FollowsOuterSchedule):
         return {"optimizer": VariablesOptimizer(self.described, theta, spec)}
 
     def factor(self, kind: Kind, rate: float) -> float | None:
-        """Return the factor f if a step is ``theta -= f * update``; None if it has slots."""
+        """Return the factor f if a step is ``theta -= f * update``; None for other steps."""
         if not self.keeps_sparse:
             return None
         return -rate if kind is Kind.DELTA else rate
@@ -176,7 +176,7 @@ class OptimizerUpdate(FollowsOuterSchedule):
         state: State,
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
-        """Step `theta` in place; see ServerUpdate."""
+        """Apply an update to the weights `theta` in place; `ServerUpdate.apply` has the details."""
         if "optimizer" in state:
             state["optimizer"].step(theta, update, rate, negate=kind is Kind.DELTA)
             return None, state
@@ -185,29 +185,29 @@ class OptimizerUpdate(FollowsOuterSchedule):
         return update.indices, state
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the slot arrays that a step changes in place and that `save` passes to `keep`."""
+        """Return the slot arrays that a step changes in place and that `save` gives to `keep`."""
         arrays: Sequence[Any] = state["optimizer"].changing() if "optimizer" in state else ()
         return arrays
 
     def save(self, state: State, keep: Keep = copied) -> State:
-        """Return the slots as plain data; see ServerUpdate."""
+        """Return the optimizer's slots as plain data; `keep` copies large arrays."""
         saved: State = state["optimizer"].save(keep) if "optimizer" in state else {}
         return saved
 
     def set_weights(self, theta: Float32, state: State) -> None:
-        """Continue from weights `theta` [n] that other code has changed; the slots stay."""
+        """Continue from weights `theta` [n] that other code has set; keep the optimizer's slots."""
         if "optimizer" in state:
             state["optimizer"].set_weights(theta)
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
-        """Load the slots that `save` returned; the weights are `theta` [n]."""
+        """Load the optimizer slots that `save` returned; the shard's weights are `theta` [n]."""
         if "optimizer" in state:
             state["optimizer"].restore(saved, theta)
         return state
 
 
 def keras_optimizer(choice: ServerUpdate) -> Any:
-    """Build the Keras optimizer that a policy names, with the learning rate 0."""
+    """Build the Keras optimizer that a policy describes, with learning rate 0."""
     from thinwire.ops.optimizers.described import build_optimizer
 
     return build_optimizer(choice.described)

@@ -1,8 +1,8 @@
-"""Optimizer slots: conversion between a script's optimizer and the optimizers on the shards.
+"""Optimizer slots (momentum etc.): conversion between a script's optimizer and the shards.
 
-A slot's key is its slice (or variable) and its role. The position in Keras' list of variables is no
-key, because it depends on how a shard groups its variables. On the wire, a JSON document describes
-the arrays, and the arrays follow in the document's order.
+A slot's key is its role and its slice (or variable). The position in Keras' list of variables is
+not a key, because the position depends on how a shard groups its variables. On the wire, a JSON
+document describes the slots' arrays, and the arrays follow in the document's order.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout, State
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Name prefixes of the variables that Thinwire makes for a Keras optimizer. BY_ADAMW marks the
-#: variables that a Muon steps with AdamW, OTHERS all other variables.
+#: Name prefixes of the variables that Thinwire makes for a Keras optimizer. BY_ADAMW is for
+#: variables that a Muon steps with AdamW, OTHERS for all other variables.
 BY_ADAMW, OTHERS = "adamw", "v"
-#: Keras' name of a slot: the prefix and the number of the slot's variable, then the slot's role.
+#: Keras' name of an optimizer slot: prefix and number of the slot's variable, then the slot's role.
 _SLOT_NAME = re.compile(rf"(?:{BY_ADAMW}|{OTHERS})(\d+)(?:_(.*))?")
-#: Legal dtypes of slots, by numpy's names.
+#: Legal dtypes of optimizer slots on the wire, by numpy's names.
 _DTYPES = ("float32", "int64", "int32")
 #: Name of the learning rate in Keras' list of an optimizer's variables. It is not sent as a slot.
 LEARNING_RATE = "learning_rate"
-#: Role of the step count.
+#: Role of the slot with an optimizer's step count.
 ITERATION = "iteration"
-#: Role of a LossScaleOptimizer's counter: updates without overflow since the last scale change.
+#: Role of a LossScaleOptimizer's counter of updates without overflow since the last scale change.
 SCALE_STREAK = "scale_streak"
-#: Roles of the weights and of the averaged statistics, if these are sent together with the slots.
+#: Roles of the weights and of averaged statistics (BatchNorm), if these are sent with the slots.
 WEIGHTS, STATISTICS = "weights", "statistics"
 
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """One array of an optimizer's state.
+    """One array of an optimizer's state, for example the momentum of one variable.
 
     Attributes:
-        slice: Number of the slot's slice or variable. None if the slot belongs to the whole
-            optimizer, as the step count does.
+        slice: Number of the slice (part of a variable on a shard) or variable. None for a slot of
+            the whole optimizer, for example the step count.
         role: Role of the slot, for example "momentum"; unique within a slice.
         values: Array of the slice's shape, or of a shape that follows from the slice's shape.
     """
@@ -56,10 +56,10 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True)
 class SlotPlace:
-    """Key and shape of a slot, without its values.
+    """Key and shape of an optimizer slot, without its values.
 
     Attributes:
-        slice: Number of the slot's slice or variable; None if it belongs to the whole optimizer.
+        slice: Number of the slot's slice or variable; None for a slot of the whole optimizer.
         role: Role of the slot, for example "momentum".
         shape: Shape of the slot's array.
     """
@@ -70,12 +70,12 @@ class SlotPlace:
 
 
 def variable_name(number: int, by_adamw: bool) -> str:
-    """Return the name of variable `number`, from which `roles_of` reads the number."""
+    """Return the name of a Keras variable, from which `roles_of` reads the variable's number."""
     return f"{BY_ADAMW if by_adamw else OTHERS}{number}"
 
 
 def roles_of(optimizer: Any) -> list[tuple[int | None, str]]:
-    """Return (number of the variable, role of the slot) for each of `optimizer.variables`.
+    """Return (number of the slot's variable, slot's role) for each item of `optimizer.variables`.
 
     Args:
         optimizer: A Keras optimizer that was built on variables named by `variable_name`.
@@ -86,8 +86,8 @@ def roles_of(optimizer: Any) -> list[tuple[int | None, str]]:
         number = None if match is None else int(match[1])
         role = (match[2] or "factor") if match else variable.name
         if number is None and role not in (ITERATION, LEARNING_RATE):
-            # Nadam creates its product without a name. Keras then invents a numbered name; the
-            # number depends on the variables that the process made before.
+            # Nadam creates its product slot without a name. Keras then makes a numbered name; the
+            # number depends on the variables that the process has already made.
             role = "product"
         occurrence = sum(n == number and r.split(".")[0] == role for n, r in roles)
         roles.append((number, f"{role}.{occurrence}" if occurrence else role))
@@ -96,10 +96,11 @@ def roles_of(optimizer: Any) -> list[tuple[int | None, str]]:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerState:
-    """The state of one optimizer on one shard.
+    """The state of one of a script's optimizers on one shard.
 
     Attributes:
-        slots: The slots. Slice numbers count the shard's slices of the optimizer's variables.
+        slots: The optimizer's slots. A slot's slice number counts the shard's slices of the
+            optimizer's variables.
         rate: Current learning rate of the optimizer.
     """
 
@@ -108,7 +109,7 @@ class OptimizerState:
 
 
 def encode(states: Sequence[OptimizerState]) -> tuple[str, list[memoryview]]:
-    """Return the document and the little-endian arrays of all optimizers; see `decode`."""
+    """Return the JSON document and the little-endian arrays with the states of all optimizers."""
     import numpy as np
 
     rows: list[dict[str, Any]] = []
@@ -129,7 +130,7 @@ def decode(document: str, payload: memoryview) -> list[OptimizerState]:
 
     Args:
         document: JSON document from `encode`.
-        payload: Bytes of the arrays, in the document's order.
+        payload: Bytes of the slots' arrays, in the document's order.
 
     Raises:
         ValueError: The document is malformed, or its arrays do not fill the payload exactly.
@@ -159,17 +160,17 @@ def decode(document: str, payload: memoryview) -> list[OptimizerState]:
 
 
 class OwnSlots:
-    """The slots of a script's compiled optimizer, by variable and role.
+    """The slots of the compiled optimizer in a script's process, by variable and role.
 
     Args:
-        optimizer: The compiled Keras optimizer, without the loss scaling around it. It is built if
-            it is not yet built.
+        optimizer: The compiled Keras optimizer, without a LossScaleOptimizer around it. An
+            optimizer that is not built is built.
         offer: The description of the optimizer for the PS.
-        variables: The shared variables, in order. The optimizer may have been built on more
-            variables, if some are frozen now.
+        variables: The model's variables that all workers share, in order. The optimizer may have
+            been built on additional variables that are frozen now.
 
     Raises:
-        ConfigurationError: The optimizer was built on other variables.
+        ConfigurationError: The optimizer was not built on the shared variables.
     """
 
     def __init__(self, optimizer: Any, offer: OptimizerOffer, variables: Sequence[Any]) -> None:
@@ -198,7 +199,7 @@ class OwnSlots:
             )
         shared = [None if number is None else numbers.get(id(built[number])) for number, _ in keys]
         # `of` numbers the variables that the optimizer was built on, `number` the shared variables.
-        # A variable with `of` but without `number` is frozen now, and its slots stay unchanged.
+        # A variable without a `number` is frozen now, and its slots stay unchanged.
         self._by_key = {
             (number, role): slot
             for number, (of, role), slot in zip(shared, keys, slots, strict=True)
@@ -210,14 +211,14 @@ class OwnSlots:
 
     @property
     def are_initial(self) -> bool:
-        """True if all slots have the initial values of a new optimizer."""
+        """True if all slots have the initial values of a new optimizer, which did no step."""
         return all(
             bool((variable.numpy() == self._initial[key]).all())
             for key, variable in self._by_key.items()
         )
 
     def collect(self) -> list[Slot]:
-        """Return copies of all slots of shared variables, numbered by variable."""
+        """Return copies of the optimizer's slots for shared variables, numbered by variable."""
         return [
             Slot(number, role, variable.numpy())
             for (number, role), variable in self._by_key.items()
@@ -232,12 +233,12 @@ class OwnSlots:
         """Overwrite the optimizer's slots with the slots from the shards.
 
         Args:
-            layouts: The layout of every shard.
+            layouts: The layout (slices of variables) of every shard.
             parts: The slots of every shard, numbered by slice of the shard's layout.
             rate: The learning rate to set. None leaves the rate, for example a schedule, unchanged.
 
         Raises:
-            ValueError: Slots are missing, or have other shapes than the optimizer's slots.
+            ValueError: Slots of the optimizer are missing in `parts`, or have wrong shapes.
         """
         import keras
         import numpy as np
@@ -265,12 +266,13 @@ class OwnSlots:
 
 
 def whole_slots(theta: Float32, layout: ShardLayout, statistics: Float32 | None) -> list[Slot]:
-    """Return copies of a shard's weights [n], one slot per slice, and of the statistics [m].
+    """Return copies of a shard's weights, one slot per slice, and of its averaged statistics.
 
     Args:
         theta: [n] float32, the shard's weights.
-        layout: The layout of the shard.
-        statistics: [m] float32, the averaged statistics; None if the shard has none.
+        layout: The layout (slices of variables) of the shard.
+        statistics: [m] float32, statistics averaged over workers; None if the shard has no
+            statistics.
     """
     offsets = layout.offsets
     slots = [
@@ -288,12 +290,12 @@ def whole_values(
     """Join all shards' parts into the weights [num_parameters] and the averaged statistics [m].
 
     Args:
-        spec: The whole model.
-        layouts: The layout of every shard.
-        parts: The slots of every shard, from `whole_slots`.
+        spec: The whole model: paths and shapes of all shared variables.
+        layouts: The layout (slices of variables) of every shard.
+        parts: The weights and statistics of every shard, from `whole_slots`.
 
     Raises:
-        ValueError: Weights are missing, or a slot has the wrong size.
+        ValueError: Weights are missing in `parts`, or a part has the wrong size.
     """
     import numpy as np
 
@@ -314,13 +316,13 @@ def whole_values(
 
 
 def planned(offer: OptimizerOffer, spec: ModelSpec) -> list[SlotPlace]:
-    """Return the slots that a worker sends with the initial weights; none for a new optimizer.
+    """Return the optimizer slots that a worker sends with initial weights; [] for new optimizers.
 
-    All these slots are float32. The step count is part of the offer and not among the slots.
+    All these slots are float32. The step count is part of the offer and is not among the slots.
 
     Args:
         offer: Description of the optimizer.
-        spec: The variables that the optimizer steps.
+        spec: Paths and shapes of the variables that the optimizer steps.
 
     Raises:
         ConfigurationError: The optimizer is not on the allow-list.
@@ -347,8 +349,8 @@ def _initial_slots(
 
     from thinwire.ops.optimizers.described import build_optimizer
 
-    # An optimizer of the same class, built on one-entry variables with the same numbers of
-    # dimensions, has the same slots in the same order, without the memory of the real model.
+    # An optimizer of the same class that is built on one-entry variables, with the same numbers of
+    # dimensions, has the same slots in the same order, but needs no memory for a whole model.
     tiny = [
         keras.Variable(
             keras.ops.zeros((1,) * len(tensor.shape)),
@@ -373,15 +375,15 @@ def _shape(role: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def places_in(places: Sequence[SlotPlace], spec: ModelSpec, layout: ShardLayout) -> list[SlotPlace]:
-    """Return the slot places of one shard.
+    """Return the keys and shapes of one shard's optimizer slots.
 
     Args:
-        places: Slot places of the model, numbered by variable.
-        spec: The model.
-        layout: The layout of the shard.
+        places: Keys and shapes of the model's optimizer slots, numbered by variable.
+        spec: Paths and shapes of the model's variables.
+        layout: The layout (slices of variables) of the shard.
 
     Returns:
-        Slot places numbered by slice of the layout.
+        Keys and shapes of the slots, numbered by slice of the layout.
     """
     shard_places = [place for place in places if place.slice is None]
     by_tensor: dict[int | None, list[SlotPlace]] = {}
@@ -398,7 +400,7 @@ def places_in(places: Sequence[SlotPlace], spec: ModelSpec, layout: ShardLayout)
 def slot_places(offer: Offer, layout: ShardLayout) -> list[list[SlotPlace]]:
     """Return, for each optimizer, the slots that a worker sends with a shard's initial weights.
 
-    Slice numbers count the shard's slices of the optimizer's variables.
+    A slot's slice number counts the shard's slices of that optimizer's variables.
 
     Raises:
         ConfigurationError: An optimizer is not on the allow-list.
@@ -411,12 +413,12 @@ def slot_places(offer: Offer, layout: ShardLayout) -> list[list[SlotPlace]]:
 
 
 def num_values(places: Sequence[SlotPlace]) -> int:
-    """Return the total number of values in slots with these shapes."""
+    """Return the total number of values in optimizer slots with these shapes."""
     return sum(math.prod(place.shape) for place in places)
 
 
 def join(slots: Sequence[Slot], places: Sequence[SlotPlace]) -> Float32:
-    """Join slots into one array [num_values] float32, in the order of `places`."""
+    """Join optimizer slots into one array [num_values] float32, in the order of `places`."""
     import numpy as np
 
     by_key = {(slot.slice, slot.role): slot.values for slot in slots}
@@ -425,7 +427,7 @@ def join(slots: Sequence[Slot], places: Sequence[SlotPlace]) -> Float32:
 
 
 def divide(values: Float32, places: Sequence[SlotPlace]) -> list[Slot]:
-    """Divide an array from `join` into its slots; the slots' arrays are views."""
+    """Divide an array from `join` into optimizer slots; the slots' arrays are views."""
     slots, start = [], 0
     for place in places:
         stop = start + math.prod(place.shape)
@@ -435,15 +437,15 @@ def divide(values: Float32, places: Sequence[SlotPlace]) -> list[Slot]:
 
 
 def cut(slots: Sequence[Slot], spec: ModelSpec, layout: ShardLayout) -> list[Slot]:
-    """Return the part of the slots that belongs to one shard.
+    """Return the parts of a model's optimizer slots that belong to one shard.
 
     Args:
-        slots: Slots of the model, numbered by variable.
-        spec: The model.
-        layout: The layout of the shard.
+        slots: Optimizer slots of the model, numbered by variable.
+        spec: Paths and shapes of the model's variables.
+        layout: The layout (slices of variables) of the shard.
 
     Returns:
-        Slots numbered by slice of the layout.
+        Optimizer slots of the shard, numbered by slice of the layout.
     """
     by_tensor: dict[int | None, list[Slot]] = {}
     for slot in slots:
@@ -461,7 +463,7 @@ def velocity_slots(state: State, tensors: Sequence[TensorSpec]) -> list[Slot]:
     """Return the velocity of a MomentumSGD as Keras' momentum slots, one slot per slice.
 
     Args:
-        state: Slots from `MomentumSGD.save`.
+        state: Optimizer slots from `MomentumSGD.save`.
         tensors: Shapes of the shard's slices, in the order of the flat weights.
     """
     slots, start, velocity = [], 0, state["2"]

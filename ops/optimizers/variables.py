@@ -1,10 +1,10 @@
 """A Keras optimizer that steps a shard's variables, with per-variable rules and shapes.
 
-The weights of a shard are one flat buffer. The optimizer's variables hold copies of these weights,
-and each step writes the result back to the buffer. An elementwise optimizer steps an entry by that
-entry's values alone. So one flat variable holds all entries with equal rules, which takes a third
-of the time, and XLA fuses the passes over many entries. Any other optimizer steps whole variables
-in their shapes.
+The weights of a shard are one flat buffer. The optimizer's Keras variables contain copies of these
+weights, and each step writes the new weights back to the buffer. In an elementwise optimizer, the
+step of a weight depends only on that weight's gradient and slots. So one flat variable contains all
+weights with equal rules, which takes a third of the time, and XLA fuses the passes over many
+weights. An optimizer that is not elementwise steps whole variables in their shapes.
 
 Source: design, section 11.
 """
@@ -33,19 +33,21 @@ from thinwire.ops.types import ModelSpec, State, TensorSpec, Update
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Fewest entries for XLA. With fewer, XLA saves less than 0.2 ms a step but takes 0.1 s to compile.
+#: Fewest weights for which XLA compiles a step. With fewer weights, XLA saves less than 0.2 ms per
+#: step but takes 0.1 s to compile.
 FEWEST_FOR_XLA = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
 class VariableRules:
-    """Exceptions in the treatment of variables, by variable path.
+    """Exceptions in an optimizer's treatment of variables, by variable path.
 
     Attributes:
         without_decay: Paths of variables without weight decay.
         by_adamw: Paths of variables that a Muon steps with AdamW.
-        constraints: Path -> constraint, for variables with a constraint.
-        unused: Paths of variables without a gradient. No step or weight decay changes them.
+        constraints: Path -> Keras constraint, for variables with a constraint.
+        unused: Paths of variables without a gradient. Neither steps nor weight decay change these
+            variables.
     """
 
     without_decay: tuple[str, ...] = ()
@@ -58,16 +60,17 @@ NO_RULES = VariableRules()
 
 
 def is_elementwise(described: Described) -> bool:
-    """Return True if the step of an entry depends on that entry's values alone."""
+    """Return True if the step of a weight depends only on that weight's gradient and slots."""
     return described.name in allow_list.ELEMENTWISE and not described.config.get("clipnorm")
 
 
 class VariablesOptimizer:
-    """A Keras optimizer for a shard's flat weights.
+    """A Keras optimizer for a shard's flat weights [n].
 
     Attributes:
         optimizer: The Keras optimizer.
-        variables: The Keras variables that the optimizer steps, one per group of slices.
+        variables: The Keras variables that the optimizer steps. A variable contains a group of the
+            shard's slices.
     """
 
     def __init__(
@@ -77,13 +80,14 @@ class VariablesOptimizer:
         spec: ModelSpec | None = None,
         rules: VariableRules = NO_RULES,
     ) -> None:
-        """Build the slots for `theta` [n] float32.
+        """Build the optimizer with its slots for the weights `theta` [n] float32.
 
         Args:
-            described: Class and arguments of the optimizer. Every call of `step` gives the rate.
+            described: Class and arguments of the optimizer. The learning rate is an argument of
+                `step`.
             theta: [n] float32, the shard's weights.
             spec: Path and shape of each slice of the shard; a slice that is a part of a variable
-                is flat. None means one slice.
+                is flat. None means that all weights are one flat slice.
             rules: Exceptions for some variables, by path.
 
         Raises:
@@ -111,20 +115,21 @@ class VariablesOptimizer:
         self.optimizer.build(self.variables)
         self._fuses = is_elementwise(described)
         self._step = self._traced()
-        self._rate: float | None = None  # value of the optimizer's rate variable; None: unknown
+        self._rate: float | None = None  # learning rate in the optimizer's variable; None: unknown
         self._grouped = aligned(len(theta)) if self._is_mixed else None
 
     @property
     def _is_mixed(self) -> bool:
-        """True if the slices, listed group by group, are not in the shard's order."""
+        """True if the shard's slices, listed group by group, are not in the shard's order."""
         order = [number for group in self._groups for number in group.slices]
         return order != sorted(order)
 
     def _traced(self) -> Callable[[Any], Any]:
-        """Return the step as one compiled graph.
+        """Return the optimizer's step as one compiled graph.
 
-        The graph takes a gradient [n] in the order of the groups. It returns the new weights [n] in
-        a list of one tensor, or an empty list if XLA may compile the step.
+        The graph's argument is a gradient [n] in the order of the groups of slices. The graph
+        returns the new weights [n] in a list of one tensor, or an empty list if XLA may compile the
+        step.
         """
         import tensorflow as tf
 
@@ -149,7 +154,7 @@ class VariablesOptimizer:
         function: Any = tf.function(
             step,
             input_signature=[tf.TensorSpec((sum(sizes),), tf.float32)],
-            autograph=False,  # as Keras does when it applies an optimizer
+            autograph=False,  # Keras does not use autograph for optimizer steps, either
             jit_compile=self._fuses and sum(sizes) >= FEWEST_FOR_XLA,
         )
         with warnings.catch_warnings():
@@ -160,14 +165,15 @@ class VariablesOptimizer:
         return traced
 
     def step(self, theta: Any, update: Update, rate: float, negate: bool) -> None:
-        """Step by one update and write the new weights into `theta`.
+        """Apply one update and write the new weights into `theta`.
 
         Args:
             theta: [n] float32, the shard's weights; may be a
                 `thinwire.ops.kernels.device.DeviceArray`.
             update: A dense gradient [n] or a sparse update. A dense gradient may be a DeviceArray.
             rate: Learning rate.
-            negate: True if `update` is a change of weights, the negative of a gradient.
+            negate: True if `update` is a change of weights, which has the sign of a negative
+                gradient.
         """
         import numpy as np
 
@@ -175,7 +181,7 @@ class VariablesOptimizer:
         if update.indices is not None:
             gradient = np.zeros_like(theta)
             gradient[update.indices] = update.values
-        if rate != self._rate:  # an assignment takes half the time of a small step
+        if rate != self._rate:  # assigning the rate takes half the time of a small step
             self.optimizer.learning_rate.assign(rate)
             self._rate = rate
         stepped = self._step(_as_tensor(self._by_group(-gradient if negate else gradient)))
@@ -183,7 +189,7 @@ class VariablesOptimizer:
             theta[:] = self._on_device()
             return
         if stepped:
-            np.copyto(theta, np.asarray(memoryview(stepped[0])))  # the memoryview saves a copy
+            np.copyto(theta, np.asarray(memoryview(stepped[0])))  # the memoryview avoids a copy
             return
         for group, variable in zip(self._groups, self.variables, strict=True):
             values = np.asarray(memoryview(variable.value.value())).reshape(-1)
@@ -191,7 +197,7 @@ class VariablesOptimizer:
                 theta[place] = values[part]
 
     def _on_device(self) -> Any:
-        """Return the weights [n], a `thinwire.ops.kernels.device.DeviceArray`."""
+        """Return the new weights [n] as a `thinwire.ops.kernels.device.DeviceArray`."""
         import tensorflow as tf
 
         from thinwire.ops.kernels.device import DeviceArray
@@ -204,7 +210,7 @@ class VariablesOptimizer:
         return DeviceArray(tf.concat([by_slice[number] for number in range(len(by_slice))], 0))
 
     def _by_group(self, flat: Float32) -> Float32:
-        """Return the entries [n] in the order of the groups; valid until the next call."""
+        """Return `flat` [n] in the order of the groups of slices; valid until the next call."""
         if self._grouped is None:
             return flat
         start = 0
@@ -215,7 +221,7 @@ class VariablesOptimizer:
         return self._grouped
 
     def _places(self, group: _Group) -> list[tuple[slice, slice]]:
-        """Return (range in the shard, range in the group) of each slice of a group."""
+        """Return (range in the shard's weights, range in the group) of each slice of a group."""
         offsets, places, start = self._spec.offsets, [], 0
         if len(group.slices) == len(self._spec.tensors):
             return [(slice(0, group.size), slice(0, group.size))]
@@ -226,18 +232,18 @@ class VariablesOptimizer:
         return places
 
     def set_weights(self, theta: Float32) -> None:
-        """Continue from the weights `theta` [n]; the slots stay."""
+        """Continue from the weights `theta` [n]; keep the optimizer's slots."""
         offsets = self._spec.offsets
         for group, variable in zip(self._groups, self.variables, strict=True):
             parts = [theta[offsets[number] : offsets[number + 1]] for number in group.slices]
             variable.assign(_joined(parts, group.shape))
 
     def set_iterations(self, count: int) -> None:
-        """Set the step count."""
+        """Set the optimizer's step count."""
         self.optimizer._iterations.assign(count)
 
     def slots(self) -> list[Slot]:
-        """Return the slots, numbered by slice, without the learning rate.
+        """Return the optimizer's slots, numbered by slice, without the learning rate.
 
         The slots of one slice are in Keras' order.
         """
@@ -254,10 +260,10 @@ class VariablesOptimizer:
         return slots
 
     def load(self, slots: Sequence[Slot]) -> None:
-        """Overwrite the slots, except the step count, by slots that `slots` has returned.
+        """Overwrite the optimizer's slots, except the step count, by slots from the method `slots`.
 
         Raises:
-            KeyError: A slot is missing.
+            KeyError: An optimizer slot is missing in `slots`.
         """
         import numpy as np
 
@@ -274,15 +280,15 @@ class VariablesOptimizer:
                 variable.assign(values_by_key[None, role])
 
     def changing(self) -> Sequence[Any]:
-        """Return no arrays: `save` copies Keras' variables itself."""
+        """Return no arrays: `save` copies Keras' variables without calling `keep`."""
         return ()
 
     def save(self, keep: Keep = copied) -> State:
-        """Return copies of all slots, of the step count and of the learning rate."""
+        """Return copies of the optimizer's slots, step count and learning rate."""
         return {str(i): v.numpy() for i, v in enumerate(self.optimizer.variables)}
 
     def restore(self, slots: State, theta: Float32) -> None:
-        """Load slots that `save` returned; the weights are `theta` [n]."""
+        """Load optimizer slots that `save` returned; the shard's weights are `theta` [n]."""
         self._rate = None
         self.set_weights(theta)
         for number, variable in enumerate(self.optimizer.variables):
@@ -291,18 +297,18 @@ class VariablesOptimizer:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """Slices that share one Keras variable of the optimizer."""
+    """Slices of a shard that are stepped as one Keras variable of the optimizer."""
 
-    slices: tuple[int, ...]  # slice numbers, ascending
-    size: int  # number of entries
-    shape: tuple[int, ...]  # of the Keras variable
+    slices: tuple[int, ...]  # numbers of the slices, ascending
+    size: int  # number of weights of all slices
+    shape: tuple[int, ...]  # shape of the Keras variable
     decays: bool
     by_adamw: bool
     unused: bool
     constraint: Described | None
 
     def cut(self, values: Any, role: str, tensors: Sequence[TensorSpec]) -> list[Slot]:
-        """Cut a slot of the group's variable into one slot per slice."""
+        """Cut an optimizer slot of the group's variable into one slot per slice."""
         if values.shape != self.shape or len(self.slices) == 1:
             return [Slot(number, role, values) for number in self.slices]
         slots, start, flat = [], 0, values.reshape(-1)
@@ -317,9 +323,11 @@ class _Group:
 def _groups(
     tensors: Sequence[TensorSpec], described: Described, rules: VariableRules
 ) -> list[_Group]:
-    """Group the slices: slices with equal rules if the optimizer is elementwise, else one each.
+    """Group a shard's slices, which are then stepped as one Keras variable per group.
 
-    A slice with a constraint is always a group of one, as the constraint needs the slice's shape.
+    For an elementwise optimizer, slices with equal rules form a group. For an optimizer that is not
+    elementwise, each slice is a group. A slice with a constraint is always a group of one, because
+    the constraint needs the slice's shape.
     """
     together = is_elementwise(described)
     slices_by_key: dict[Any, list[int]] = {}
@@ -346,7 +354,7 @@ def _groups(
 
 
 def _joined(parts: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    """Concatenate arrays and reshape the result; it stays on the host or the device of `parts`."""
+    """Concatenate and reshape arrays; the result is on the same host or device as `parts`."""
     import numpy as np
 
     if isinstance(parts[0], np.ndarray):
@@ -357,16 +365,16 @@ def _joined(parts: Sequence[Any], shape: tuple[int, ...]) -> Any:
 
 
 def _as_tensor(values: Any) -> Any:
-    """Return a tensor [n] with the values of a buffer [n].
+    """Return a TensorFlow tensor [n] with the values of a buffer [n].
 
-    The tensor shares the buffer's memory if the buffer starts at a multiple of 64 bytes and is
-    writeable. The caller must not change the buffer while the tensor is in use.
+    The tensor shares the buffer's memory if the buffer's address is a multiple of 64 bytes and the
+    buffer is writeable. The caller must not change the buffer while the tensor is in use.
     """
     import numpy as np
     import tensorflow as tf
 
     if not isinstance(values, np.ndarray):
-        return values.value  # the tensor of a `DeviceArray`
+        return values.value  # `values` is a `DeviceArray`, which contains a tensor
     if values.ctypes.data % 64 or not values.flags.writeable:
         return tf.convert_to_tensor(values)
     return tf.experimental.dlpack.from_dlpack(values.__dlpack__())

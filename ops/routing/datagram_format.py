@@ -1,9 +1,10 @@
-"""The datagram: a header of 64 bytes, values of one slot, a tag of 16 bytes. Little-endian.
+"""Format of a datagram: a 64-byte header, gradient values of one slot, a 16-byte tag.
 
-Each header has the position of the values in the slot, so every datagram can be placed without the
-datagrams before it, which may be lost, repeated or reordered. The tag is keyed BLAKE2b-128 (RFC
-7693) over header and payload. The tag cannot be forged without the session's key, and it detects
-damage as a checksum does.
+All numbers are little-endian. A slot is a slice of a variable on a shard. Each header has the
+position of the values in the slot, so a shard can place every datagram without earlier datagrams,
+which may be lost, repeated or reordered. The tag is keyed BLAKE2b-128 (RFC 7693) over header and
+payload. The tag cannot be forged without the session's key, and it detects damage as a checksum
+does.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 MAGIC = int.from_bytes(b"DGT1", "little")
 VERSION = 1
 HEADER_BYTES, TAG_BYTES, KEY_BYTES = 64, 16, 32
-#: Bytes of a datagram's header and tag.
+#: Size of a datagram's header and tag together, in bytes.
 FRAME_BYTES = HEADER_BYTES + TAG_BYTES
-#: Largest payload of UDP over IPv4.
+#: Largest payload of UDP over IPv4, in bytes.
 LARGEST_DATAGRAM = 65_507
-#: Largest distance between consecutive positions of a sparse datagram: a gap is a uint16.
+#: Largest distance between consecutive positions in a sparse datagram, which sends it as a uint16.
 LARGEST_GAP = 0xFFFF
-#: Largest number of datagram channels.
+#: Largest number of datagram channels (priority classes) of a run.
 MOST_CHANNELS = 7
 
 HEADER = np.dtype(
@@ -37,16 +38,16 @@ HEADER = np.dtype(
         ("magic", "<u4"),
         ("version", "u1"),
         ("encoding", "u1"),  # a ValueEncoding, with the flag SPARSE for sparse datagrams
-        ("channel", "u1"),  # 1 to 7
-        ("flags", "u1"),  # always 0
+        ("channel", "u1"),  # number of the datagram channel, 1 to 7
+        ("flags", "u1"),  # reserved, always 0
         ("session", "<u8"),
         ("worker", "<u4"),
-        ("slot", "<u4"),  # slice number in the ShardLayout
-        ("step", "<u4"),  # modulo 2**32
-        ("block", "<u4"),  # number of the first entry's block
-        ("num_blocks", "<u4"),  # number of blocks of the slot
+        ("slot", "<u4"),  # number of the slice in the ShardLayout
+        ("step", "<u4"),  # step number of the push, modulo 2**32
+        ("block", "<u4"),  # number of the gradient block that has the first value
+        ("num_blocks", "<u4"),  # number of gradient blocks of the slot
         ("offset", "<u4"),  # position of the first value in the slot
-        ("count", "<u4"),  # number of values
+        ("count", "<u4"),  # number of values in the datagram
         ("entries", "<u4"),  # number of entries of the slot
         ("scale", "<f4"),
         ("low", "<f4"),
@@ -55,7 +56,8 @@ HEADER = np.dtype(
     ]
 )
 
-#: Dtype of the values in the payload. UINT4: two values per byte, the first in the low half.
+#: Encoding -> dtype of the values in a datagram's payload. A UINT4 byte has two values, the first
+#: value in its low half.
 VALUE_DTYPES: dict[ValueEncoding, np.dtype[Any]] = {
     ValueEncoding.FLOAT32: np.dtype("<f4"),
     ValueEncoding.UINT16: np.dtype("<u2"),
@@ -65,21 +67,21 @@ VALUE_DTYPES: dict[ValueEncoding, np.dtype[Any]] = {
     ValueEncoding.FLOAT16: np.dtype("<f2"),
     ValueEncoding.INT8: np.dtype("i1"),
 }
-#: Encodings of values as levels between a low and a high end.
+#: Encodings that quantize values to levels (integers) between the low and high end of a block.
 LEVELS = frozenset({ValueEncoding.UINT16, ValueEncoding.UINT8, ValueEncoding.UINT4})
 GAP_DTYPE = np.dtype("<u2")
 
 
 @dataclasses.dataclass(frozen=True)
 class DatagramSession:
-    """Session between one worker and one shard, from the worker's registration to its end."""
+    """Datagram session of one worker with one shard; it begins when the worker registers."""
 
-    id: int  # 64 random bits
-    key: bytes = dataclasses.field(repr=False)  # 32 random bytes
-    worker: int  # worker id
+    id: int  # session id, 64 random bits
+    key: bytes = dataclasses.field(repr=False)  # key for the tags, 32 random bytes
+    worker: int  # id of the worker that sends the datagrams
 
     def __post_init__(self) -> None:
-        """Reject values that do not fit the header.
+        """Reject an id, a key or a worker id that does not fit the datagram's header.
 
         Raises:
             ValueError: The id, the key or the worker id has a wrong size.
@@ -93,24 +95,24 @@ class DatagramSession:
 
 
 def value_bytes(encoding: ValueEncoding, count: int) -> int:
-    """Return the size of `count` values on the wire, in bytes."""
+    """Return the size of `count` encoded values on the wire, in bytes."""
     if encoding is ValueEncoding.UINT4:
         return (count + 1) // 2
     return count * VALUE_DTYPES[encoding].itemsize
 
 
 def payload_bytes(encoding: ValueEncoding, sparse: bool, count: int) -> int:
-    """Return the size of `count` values, and of their gaps if sparse, in bytes."""
+    """Return the size of a datagram's payload in bytes: `count` values, with gaps if sparse."""
     return value_bytes(encoding, count) + (GAP_DTYPE.itemsize * count if sparse else 0)
 
 
 def most_values(encoding: ValueEncoding, sparse: bool, limit_bytes: int) -> int:
-    """Return how many values fit a payload of `limit_bytes`.
+    """Return how many encoded values fit a datagram's payload of `limit_bytes`.
 
     >>> most_values(ValueEncoding.FLOAT32, False, 1392), most_values(ValueEncoding.UINT4, True, 13)
     (348, 5)
     """
-    half_bytes = 4 * GAP_DTYPE.itemsize // 2 * sparse  # a gap has 4 half bytes, a UINT4 value 1
+    half_bytes = 4 * GAP_DTYPE.itemsize // 2 * sparse  # a gap (uint16) has 4 half bytes
     if encoding is ValueEncoding.UINT4:
         half_bytes += 1
         count = 2 * limit_bytes // half_bytes
@@ -120,14 +122,14 @@ def most_values(encoding: ValueEncoding, sparse: bool, limit_bytes: int) -> int:
 
 
 def pack_nibbles(levels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Pack [m, count] levels below 16 into [m, (count + 1) // 2] bytes."""
+    """Pack [m, count] 4-bit levels (quantized values) into [m, (count + 1) // 2] bytes."""
     packed = levels[:, ::2].copy()
     packed[:, : levels.shape[1] // 2] |= levels[:, 1::2] << 4
     return packed
 
 
 def unpack_nibbles(packed: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
-    """Unpack [m, count] levels from [m, (count + 1) // 2] bytes."""
+    """Unpack [m, count] 4-bit levels (quantized values) from [m, (count + 1) // 2] bytes."""
     levels = np.empty((len(packed), 2 * packed.shape[1]), np.uint8)
     np.bitwise_and(packed, 15, out=levels[:, ::2])
     np.right_shift(packed, 4, out=levels[:, 1::2])
@@ -135,7 +137,7 @@ def unpack_nibbles(packed: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
 
 
 def sign(data: memoryview, size: int, key: bytes) -> None:
-    """Write the tag of each datagram of `size` bytes in `data`."""
+    """Write the authentication tag into each datagram in `data`; a datagram has `size` bytes."""
     for start in range(0, len(data), size):
         end = start + size - TAG_BYTES
         data[end : end + TAG_BYTES] = blake2b(
@@ -146,14 +148,17 @@ def sign(data: memoryview, size: int, key: bytes) -> None:
 def authentic(
     data: memoryview, size: int, starts: Sequence[int], tags: NDArray[np.uint8], key: bytes
 ) -> NDArray[np.bool_]:
-    """Return which datagrams have a correct tag; the time does not depend on the tags.
+    """Return which datagrams have a correct tag; the time taken does not depend on the tags.
 
     Args:
-        data: Datagrams of `size` bytes.
+        data: Consecutive received datagrams of `size` bytes.
         size: Size of each datagram, in bytes.
-        starts: Positions in `data` of the datagrams to check.
-        tags: [len(starts), 16] received tags.
-        key: Key of the session.
+        starts: Byte positions in `data` of the datagrams to check.
+        tags: [len(starts), 16] received authentication tags.
+        key: Key of the datagram session.
+
+    Returns:
+        [len(starts)] bool: True if the datagram's tag is correct.
     """
     signed = size - TAG_BYTES
     computed = b"".join(
@@ -162,8 +167,8 @@ def authentic(
             for start in starts
         ]
     )
-    # All 16 bytes are compared, without an early exit: otherwise the response time would reveal how
-    # many bytes of a forged tag are correct.
+    # All 16 bytes of a tag are compared. If the comparison stopped at the first wrong byte, the
+    # response time would reveal how many bytes of a forged tag are correct.
     difference = np.frombuffer(computed, np.uint8).reshape(-1, TAG_BYTES) ^ tags
     right: NDArray[np.bool_] = np.bitwise_or.reduce(difference, axis=1) == 0
     return right

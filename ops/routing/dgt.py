@@ -1,7 +1,7 @@
-"""DGT: send the blocks that contribute most reliably, all other blocks in prioritized datagrams.
+"""DGT: send the important gradient blocks reliably, all other blocks in prioritized datagrams.
 
-This module has the policy and its state, `dgt_choices` the settings, `dgt_partition` the functions
-on arrays.
+A block is important if its values are large on average over the steps. This module has the router
+and its state, `dgt_choices` has the settings, `dgt_partition` the functions on arrays.
 
 Source: Zhou et al., "DGT: a contribution-aware differential gradient transmission mechanism for
 distributed machine learning", Future Generation Computer Systems 121, 2021; docs/methods/dgt.md.
@@ -23,21 +23,21 @@ from thinwire.ops.types import FEW_BITS, Block, ConfigurationError, ShardLayout,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dgt(DgtChoices):
-    """Sends the best fraction k of each tensor's blocks, and its last block, reliably."""
+    """Router that sends a tensor's best blocks (fraction k) and its last block reliably."""
 
     def __post_init__(self) -> None:
-        """Reject values that are out of range, and values that exclude each other."""
+        """Reject settings of DGT that are out of range or exclude each other."""
         refuse_illegal(self)
 
     @property
     def divides(self) -> bool:
-        """True if some blocks may be sent in datagrams."""
+        """True if some gradient blocks may be sent in datagrams."""
         has_channels = self.dgt_channels > 0 and self.dgt_enable_block
         return has_channels and (self.dgt_k < 1 or self.dgt_adaptive_k)
 
     @property
     def uses_datagrams(self) -> bool:
-        """True if shards reassemble pushes, even if senders drop all unreliable blocks."""
+        """True if shards reassemble pushes, even if workers drop all unreliable blocks."""
         return self.divides
 
     @property
@@ -47,51 +47,51 @@ class Dgt(DgtChoices):
 
     @property
     def channels(self) -> int:
-        """Number C of channels. Without datagrams, C still determines the marks of the stream."""
+        """Number C of datagram channels. Also without datagrams, C sets the stream's DSCP mark."""
         return self.dgt_channels
 
     @property
     def max_late(self) -> int:
-        """Number of steps after which a sender drops datagrams that are still queued."""
+        """Number of steps after which a worker drops datagrams that it has not sent yet."""
         return self.dgt_max_late if self.dgt_reception == "diff" else 0
 
     @property
     def needs_datagrams_first(self) -> bool:
-        """True if datagrams are useless after the reliable part has arrived."""
+        """True if the shard drops datagrams that arrive after the push's reliable part."""
         return self.dgt_reception == "drop" and not self.dgt_wait_ms
 
     @property
     def marks_slots(self) -> bool:
-        """True if the reliable part of each slot announces the datagrams of that slot."""
+        """True if each slot has a separate reliable part, which announces the slot's datagrams."""
         return self.dgt_marker == "tensor"
 
     @property
     def delivers_all(self) -> bool:
-        """True if the shard receives exactly the values that were sent, to the last bit."""
+        """True if the shard receives exactly the values of the push, to the last bit."""
         return not self.divides
 
     @property
     def joins_slots(self) -> bool:
-        """False: blocks never span slots, because each slot's blocks are counted."""
+        """False: a block never spans two slots (slices of variables), whose blocks are counted."""
         return False
 
     @property
     def takes_device_arrays(self) -> bool:
-        """True if dense values may be in device memory; values that are not sent stay there."""
+        """True if dense values may be in device memory. Only the values to send are then copied."""
         return self.divides
 
     @property
     def keeps(self) -> bool:
-        """True if residuals are kept for the next step."""
+        """True if lost values and rounding errors (residuals) are added to the next push."""
         return self.divides and (self.dgt_error_feedback or self.dgt_low_bits < 32)
 
     def init(self, layouts: tuple[ShardLayout, ...]) -> State:
-        """Return the state before a worker's first exchange.
+        """Return the router's state before a worker's first push.
 
-        The state has ``k``, ``first_loss`` (0.0 before the first loss), ``loss`` (smoothed loss)
-        and ``shards``. Each shard has ``averages`` (per slot [n] float32), ``places`` (tensor and
-        start of each slot, int64) and, if residuals are kept, ``kept``
-        (`thinwire.ops.routing.residuals`).
+        The state has ``k`` (fraction of reliable blocks), ``first_loss`` (0.0 before the first
+        loss), ``loss`` (smoothed loss) and ``shards``. Each shard has ``averages`` (mean
+        contribution of each block, per slot [n] float32), ``places`` (tensor and start of each
+        slot, int64) and, if residuals are kept, ``kept`` (`thinwire.ops.routing.residuals`).
         """
         state: State = {"k": self.dgt_k, "first_loss": 0.0, "loss": 0.0}
         state["shards"] = [self._shard_state(layout) for layout in layouts] if self.divides else []
@@ -115,7 +115,7 @@ class Dgt(DgtChoices):
         return shard
 
     def begin(self, state: State, context: RouteContext) -> State:
-        """Return the state with the fraction k of one exchange; all shards use this k.
+        """Return the state with the fraction k of reliable blocks in one push to all shards.
 
         ``k = max(k_min, k0 L / L_first)``, at most 1, with the loss L and the first loss L_first. k
         does not change if the loss is missing or not finite, or if the first loss is below 0.
@@ -136,10 +136,10 @@ class Dgt(DgtChoices):
     def cut(
         self, shard: int, blocks: tuple[Block, ...], state: State, context: RouteContext
     ) -> tuple[Routed, State]:
-        """Partition a shard's blocks by contribution; `Router.cut` describes the arguments.
+        """Divide a shard's part of a push by contribution; `Router.cut` describes the arguments.
 
-        If every block is reliable, the result has the unchanged objects of `blocks`. Sparse blocks
-        are partitioned by ranges of positions. Low-rank blocks are sent reliably and whole.
+        If everything is sent reliably, the result has the unchanged objects of `blocks`. A sparse
+        slot is divided by ranges of positions. A low-rank slot is sent reliably and whole.
         """
         from thinwire.ops.routing import dgt_partition
 
@@ -153,8 +153,9 @@ class Dgt(DgtChoices):
     def undelivered(self, shard: int, lost: Sequence[LostEntries] | None, state: State) -> State:
         """Settle the residuals of the last push; `Router.undelivered` describes the arguments.
 
-        Must be called once for every push: the residuals keep the push until this call. Lost values
-        are added to the next push with `dgt_error_feedback`, and discarded without it.
+        Must be called once for every push: the residuals keep the pushed values until this call.
+        With `dgt_error_feedback`, lost values are added to the next push. Without
+        `dgt_error_feedback`, lost values are discarded.
         """
         if not self.keeps:
             return state
@@ -168,11 +169,11 @@ class Dgt(DgtChoices):
         return state
 
     def check(self, codec: Codec) -> list[str]:
-        """Return warnings about settings that cannot make a difference with this codec.
+        """Return warnings about settings of DGT that have no effect with this codec.
 
         Raises:
-            ConfigurationError: Datagrams cannot send the codec's values, or a setting would change
-                values that the codec has already coded in fewer bits.
+            ConfigurationError: Datagrams cannot send the codec's values, or a setting of DGT would
+                change values that the codec has already coded in fewer bits.
         """
         if codec.value_dtype in FEW_BITS:
             raise ConfigurationError(

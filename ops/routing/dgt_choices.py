@@ -1,4 +1,4 @@
-"""The settings of DGT and their legal values; docs/methods/dgt.md explains the settings."""
+"""Settings of the router DGT and their legal values; docs/methods/dgt.md explains the settings."""
 
 from __future__ import annotations
 
@@ -15,37 +15,41 @@ MARKERS = ("step", "tensor")
 SCOPES = ("tensor", "model")
 LOW_BITS = (32, 16, 8, 4)
 MAX_CHANNELS = 7
-BYTES_OF_ENTRY = 4  # block sizes count float32 entries, for every value dtype of the codec
+BYTES_OF_ENTRY = 4  # block sizes are in float32 entries, for every value dtype of the codec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DgtChoices:
-    """The settings of DGT, with one field for each flag.
+    """The settings of the router DGT, with one field for each --dgt_... flag of the method.
 
     Attributes:
-        dgt_channels: Number C of datagram channels, 0 to 7; 0: all blocks are reliable.
-        dgt_k: Fraction of blocks that are reliable; with `dgt_adaptive_k` the fraction at the first
-            loss.
-        dgt_k_min: Smallest fraction with `dgt_adaptive_k`.
-        dgt_adaptive_k: True if the fraction falls with the training loss.
-        dgt_enable_block: False: each tensor is one block and thus a last block, so that no block is
-            sent in datagrams. The original has this switch.
-        dgt_block_size: Size of a block of float32 entries, in bytes.
-        dgt_alpha: Weight of the past in the moving average of contributions.
-        dgt_reception: diff: late blocks are added to the next step. drop: late blocks are dropped.
-        dgt_send_drop: True if the sender drops all unreliable blocks, as a control experiment.
-        dgt_random: Random ranks, as a control experiment. 0: ranks by contribution. 1: new random
-            ranks in each step. fixed: the same random ranks in each step.
+        dgt_channels: Number C of datagram channels, 0 to 7; 0: all blocks are sent reliably.
+        dgt_k: Fraction k of gradient blocks that are sent reliably; with `dgt_adaptive_k` the
+            fraction at the first loss.
+        dgt_k_min: Smallest fraction k of reliable blocks with `dgt_adaptive_k`.
+        dgt_adaptive_k: True if the fraction k of reliable blocks falls with the training loss.
+        dgt_enable_block: True if tensors are cut into blocks. False: each tensor is one block, and
+            as the last block of a tensor is always sent reliably, there are no datagrams. The
+            original code has this switch.
+        dgt_block_size: Size of a gradient block, in bytes of float32 entries.
+        dgt_alpha: Weight of the past in the moving average of a block's contribution, 0 to 1.
+        dgt_reception: Use of late datagrams. diff: their values are added to the next step. drop:
+            late datagrams are dropped.
+        dgt_send_drop: True if the worker drops all unreliable blocks, as a control experiment.
+        dgt_random: Random ranks of blocks, as a control experiment. 0: ranks by contribution. 1:
+            new random ranks in each step. fixed: the same random ranks in each step.
         dgt_clear_zero: True if blocks of zeros are not sent.
-        dgt_low_bits: Bits of a value in unreliable blocks; below 32 the rounding errors are added
+        dgt_low_bits: Bits of a value in unreliable blocks. Below 32, the rounding errors are added
             to the next gradient.
-        dgt_wait_ms: Longest wait of a shard for announced datagrams after the reliable part, in
-            milliseconds.
-        dgt_max_late: Largest lateness of a block that is still added, in steps.
-        dgt_late_decay: Factor on late blocks for each step of lateness.
+        dgt_wait_ms: Longest wait of a shard for announced datagrams after the reliable part has
+            arrived, in milliseconds.
+        dgt_max_late: Largest lateness of a datagram that a shard still uses, in steps.
+        dgt_late_decay: Factor on the values of a late datagram for each step of lateness.
         dgt_error_feedback: True if values that did not arrive are added to the next gradient.
-        dgt_marker: Reliable part that ends the wait: of the whole step, or of each tensor.
-        dgt_loss_ema: Weight of the past in the loss that k follows; 0: only the latest loss.
+        dgt_marker: Reliable part after which a shard's wait for datagrams begins: the part of the
+            whole step, or the part of each tensor.
+        dgt_loss_ema: Weight of the past in the smoothed loss that k follows; 0: only the latest
+            loss.
         dgt_scope: Blocks that are ranked together. tensor: the blocks of each tensor. model: all
             blocks of a shard.
     """
@@ -72,17 +76,17 @@ class DgtChoices:
 
     @property
     def block_entries(self) -> int:
-        """Number of entries of a block."""
+        """Number of entries of a gradient block."""
         return max(1, self.dgt_block_size // BYTES_OF_ENTRY)
 
     def num_blocks(self, size: int) -> int:
-        """Return how many blocks a tensor of `size` entries has."""
+        """Return the number of gradient blocks of a tensor with `size` entries."""
         if not self.dgt_enable_block:
             return min(size, 1)
         return -(-size // self.block_entries)
 
 
-#: Field -> smallest and largest value.
+#: Field of `DgtChoices` -> its smallest and largest legal value.
 _RANGES: dict[str, tuple[float, float]] = {
     "dgt_channels": (0, MAX_CHANNELS),
     "dgt_k": (0, 1),
@@ -104,10 +108,10 @@ _WORDS: dict[str, tuple[Any, ...]] = {
 
 
 def refuse_illegal(choices: DgtChoices) -> None:
-    """Reject values that are out of range, and values that exclude each other.
+    """Reject settings of DGT that are out of range or exclude each other.
 
     Raises:
-        ConfigurationError: A value is out of range, or two settings exclude each other.
+        ConfigurationError: A setting is out of range, or two settings exclude each other.
     """
     for name, (low, high) in _RANGES.items():
         value = getattr(choices, name)

@@ -1,9 +1,10 @@
-"""The sender's half: makes signed datagrams from a router's unreliable blocks.
+"""Worker's side of the datagram path: make signed datagrams from a router's unreliable blocks.
 
-A `Packetizer` fragments each slot's values, numbers the datagrams by channel and writes them to
-buffers that one system call can send. Datagrams fit the path's size. A datagram of a dense slot has
-values of one block only; a datagram of a sparse slot may have entries of several blocks of one
-channel. A lost datagram loses only the values in it, and `SealedStep.lost` returns their positions.
+A `Packetizer` fragments the values of each slot (slice of a variable), numbers the datagrams by
+channel and writes the datagrams to buffers that one system call can send. Datagrams fit the MTU of
+the network path. A datagram of a dense slot has values of one block only; a datagram of a sparse
+slot may have entries of several blocks of one channel. A lost datagram loses only the values in it,
+and `SealedStep.lost` returns the positions of lost values.
 """
 
 from __future__ import annotations
@@ -29,54 +30,54 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Int64
 
-#: Largest number of segments, and of bytes, that Linux sends in one call.
+#: Largest number of datagrams, and of their bytes, that Linux sends in one system call.
 _MOST_SEGMENTS, _MOST_BYTES = 64, form.LARGEST_DATAGRAM
-#: Smallest datagram size that may be set; every path carries it.
+#: Smallest legal value of --dgt_mtu, in bytes; every network path transmits datagrams of this size.
 _SMALLEST_MTU = 128
 _MODULUS = 1 << 32
 
 
 @dataclasses.dataclass(frozen=True)
 class SealedBatch:
-    """Datagrams of one size and one channel, consecutive in one buffer."""
+    """Datagrams of one size and one channel, consecutive in one buffer for one system call."""
 
     channel: int
-    size: int  # bytes of each datagram
+    size: int  # size of each datagram, in bytes
     count: int  # number of datagrams
-    data: memoryview  # writable, count * size bytes
+    data: memoryview  # buffer of the datagrams: writable, count * size bytes
 
     def sign(self, key: bytes) -> None:
-        """Write the tags; a shard drops datagrams without a correct tag."""
+        """Write each datagram's authentication tag, without which a shard drops the datagram."""
         form.sign(self.data, self.size, key)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Sent:
-    """The datagrams of one channel and one slot, in order of their sequence numbers."""
+    """The sent datagrams of one channel and one slot, in order of their sequence numbers."""
 
     channel: int
     slot: int
-    starts: Int64  # [d] int64: index of each one's first value, in the slot or in `positions`
+    starts: Int64  # [d] int64: index of each datagram's first value, in the slot or `positions`
     counts: Int64  # [d] int64: number of values of each datagram
-    positions: Int64 | None  # positions of a sparse slot's entries; None: dense
+    positions: Int64 | None  # positions of a sparse slot's entries; None for a dense slot
 
 
 @dataclasses.dataclass(frozen=True)
 class SealedStep:
     """One step's datagrams for one shard, complete except for the tags."""
 
-    batches: tuple[SealedBatch, ...]  # by channel, then by sequence number; not signed yet
-    announced: tuple[AnnouncedDatagrams, ...]  # for the whole step, by channel
-    by_slot: dict[int, tuple[AnnouncedDatagrams, ...]]  # slot -> announcements for the slot
-    _sent: tuple[_Sent, ...]  # by channel, then by sequence number
+    batches: tuple[SealedBatch, ...]  # unsigned datagrams by channel, then by sequence number
+    announced: tuple[AnnouncedDatagrams, ...]  # sequence numbers of the whole step, by channel
+    by_slot: dict[int, tuple[AnnouncedDatagrams, ...]]  # slot -> its sequence numbers, by channel
+    _sent: tuple[_Sent, ...]  # datagrams by channel, then by sequence number
 
     def lost(self, bitmap: bytes) -> list[LostEntries]:
-        """Return the entries that did not arrive, slots ascending.
+        """Return the gradient entries of datagrams that did not arrive, slots ascending.
 
         Args:
-            bitmap: A bit for each datagram, 1 if it arrived: channels ascending, within a channel
-                by sequence number, the lowest bit of a byte first. Unused bits of the last byte are
-                ignored.
+            bitmap: The shard's report, with a bit for each datagram: 1 if the datagram arrived. The
+                order is by channel, then by sequence number, the lowest bit of a byte first. Unused
+                bits of the last byte are ignored.
 
         Raises:
             ValueError: The bitmap has a wrong length.
@@ -100,7 +101,7 @@ class SealedStep:
 
 
 def _lost(slot: int, parts: list[_Sent]) -> LostEntries:
-    """Return the lost entries of one slot, ascending."""
+    """Return the entries of one slot that lost datagrams contained, ascending."""
     starts = np.concatenate([part.starts for part in parts])
     stops = starts + np.concatenate([part.counts for part in parts])
     order = np.argsort(starts)
@@ -116,16 +117,16 @@ class Packetizer:
     """Makes one worker's datagrams for one shard, with sequence numbers by channel.
 
     Attributes:
-        mtu: Largest datagram, in bytes; may be lowered between two steps.
+        mtu: Largest size of a datagram, in bytes; may be lowered between two steps.
     """
 
     def __init__(self, session: DatagramSession, mtu: int, channels: int) -> None:
-        """Start the sequence numbers of a session at 0.
+        """Start the sequence numbers of a datagram session at 0.
 
         Args:
-            session: Session of the worker with the shard.
-            mtu: Largest datagram, in bytes, 128 to 65,507.
-            channels: Number C of channels, 1 to 7.
+            session: Datagram session of the worker with the shard.
+            mtu: Largest size of a datagram, in bytes, 128 to 65,507.
+            channels: Number C of datagram channels, 1 to 7.
 
         Raises:
             ValueError: `mtu` or `channels` is out of range.
@@ -141,11 +142,11 @@ class Packetizer:
         self._next = [0] * (channels + 1)  # next sequence number of each channel
 
     def seal(self, step: int, parts: Sequence[UnreliableBlocks]) -> SealedStep:
-        """Return the datagrams of one step; each value is copied once.
+        """Return the datagrams of one push; each gradient value is copied once.
 
         Args:
             step: Step number of the push.
-            parts: Unreliable blocks of the push, slots ascending.
+            parts: Blocks of the push to send in datagrams, slots ascending.
         """
         batches: list[SealedBatch] = []
         sent: list[_Sent] = []
@@ -199,7 +200,7 @@ class Packetizer:
 
 
 def _joined(by_slot: dict[int, tuple[AnnouncedDatagrams, ...]]) -> tuple[AnnouncedDatagrams, ...]:
-    """Return the announcements for all slots together, by channel."""
+    """Return the sequence numbers of all slots' datagrams, joined to one range per channel."""
     channels: dict[int, AnnouncedDatagrams] = {}
     for announced in (part for slot in by_slot.values() for part in slot):
         so_far = channels.get(announced.channel)
@@ -210,7 +211,7 @@ def _joined(by_slot: dict[int, tuple[AnnouncedDatagrams, ...]]) -> tuple[Announc
 
 
 def _by_channel(fragments: SlotFragments) -> Iterator[tuple[int, Int64]]:
-    """Yield each channel with the rows of its fragments, best rank first."""
+    """Yield each channel with the indices of its datagrams in `fragments`, best rank first."""
     edges = np.searchsorted(fragments.channels, np.arange(1, form.MOST_CHANNELS + 2))
     for channel in range(1, form.MOST_CHANNELS + 1):
         if edges[channel - 1] < edges[channel]:
@@ -218,7 +219,7 @@ def _by_channel(fragments: SlotFragments) -> Iterator[tuple[int, Int64]]:
 
 
 def _equal_chunks(fragments: SlotFragments, rows: Int64, part: UnreliableBlocks) -> Iterator[Int64]:
-    """Yield rows of equally long fragments that fit one send, approximately in order of rank."""
+    """Yield indices of equally long datagrams that one system call can send, roughly by rank."""
     counts = fragments.counts[rows]
     chunks = []
     for count in np.unique(counts).tolist():
@@ -232,7 +233,7 @@ def _equal_chunks(fragments: SlotFragments, rows: Int64, part: UnreliableBlocks)
 def _written(
     part: UnreliableBlocks, fragments: SlotFragments, chunks: list[Int64], headers: NDArray[Any]
 ) -> list[SealedBatch]:
-    """Return one batch for each chunk, with headers, gaps and values written."""
+    """Return one batch of datagrams for each chunk, with headers, gaps and values written."""
     batches = []
     first = 0
     for chunk in chunks:
@@ -266,7 +267,7 @@ def _batch(
 
 
 def _rows(source: NDArray[Any], starts: Int64, count: int) -> NDArray[Any]:
-    """Copy `count` values from each of `starts` in the contiguous source: [len(starts), count]."""
+    """Copy `count` values from each index in `starts` of the source, to [len(starts), count]."""
     shape = (source.size - count + 1, count)
     windows: NDArray[Any] = np.ndarray(shape, source.dtype, source, 0, source.strides * 2)
     return windows[starts]
@@ -277,9 +278,12 @@ def _rows(source: NDArray[Any], starts: Int64, count: int) -> NDArray[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class SlotFragments:
-    """One slot's datagrams, best rank first; a datagram has consecutive values of `source`."""
+    """Division of one slot's values into datagrams, best rank first.
 
-    source: NDArray[Any]  # contiguous, in the dtype of the wire (UINT4: unpacked)
+    A datagram has consecutive values of `source`.
+    """
+
+    source: NDArray[Any]  # contiguous values, in the dtype of the wire (UINT4: unpacked)
     positions: Int64 | None  # position in the slot of each value; None: every entry of the slot
     channels: NDArray[np.uint8]  # [p] uint8: channel of each datagram, ascending
     starts: Int64  # [p] int64: index in the source of each datagram's first value
@@ -287,7 +291,7 @@ class SlotFragments:
 
 
 def fragment(part: UnreliableBlocks, limit_bytes: int) -> SlotFragments:
-    """Cut one slot's part into datagrams with at most `limit_bytes` of payload."""
+    """Divide one slot's unreliable blocks into datagrams of at most `limit_bytes` of payload."""
     if part.indices is None:
         starts = part.blocks * part.block_entries
         lengths = np.minimum(part.block_entries, part.size - starts)
@@ -296,10 +300,10 @@ def fragment(part: UnreliableBlocks, limit_bytes: int) -> SlotFragments:
 
 
 def _fragment_sparse(part: UnreliableBlocks, indices: Int64, limit_bytes: int) -> SlotFragments:
-    """Cut a sparse slot's part by channel, with ascending positions within a channel.
+    """Divide a sparse slot's blocks into datagrams by channel, positions ascending in a channel.
 
-    A run of entries ends before an entry that is too far away for a gap, or has another scale or
-    low end: a datagram has one scale and one low end.
+    A datagram has one scale, one low end, and uint16 gaps between positions. So a run of entries
+    ends before an entry with a different scale or low end, or with a larger gap.
     """
     channel_of_block = np.zeros(len(part.scales), np.uint8)
     channel_of_block[part.blocks] = part.channels
@@ -328,7 +332,7 @@ def _fragments(
     lengths: Int64,
     channels: NDArray[np.uint8],
 ) -> SlotFragments:
-    """Cut each run of values into full datagrams and one shorter datagram."""
+    """Divide each run of values into full datagrams and one shorter datagram for its end."""
     full = form.most_values(part.encoding, positions is not None, limit_bytes)
     parts = -(-lengths // full)
     run = np.repeat(np.arange(len(starts)), parts)

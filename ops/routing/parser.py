@@ -1,8 +1,8 @@
-"""Parser and checks of received datagrams; its results can be placed without further checks.
+"""Parse and check received datagrams, so that a shard can use their values without more checks.
 
 The parser checks every field of the datagrams of a whole receive buffer in one pass. The order of
-the checks is session, tag, contents, so that datagrams of strangers cost the least time. A datagram
-that fails a check is counted and dropped; no check raises an exception.
+the checks is session, tag, contents, so that datagrams from unknown senders cost the least time. A
+datagram that fails a check is counted and dropped; no check raises an exception.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
 _ENCODINGS = {int(encoding): encoding for encoding in ValueEncoding}
-#: Columns of a header that is read as 16 words of 32 bits.
+#: Columns of a datagram's header that is read as 16 words of 32 bits.
 _KIND, _SLOT, _STEP, _BLOCK, _NUM_BLOCKS, _OFFSET, _COUNT, _ENTRIES = 1, 5, 6, 7, 8, 9, 10, 11
 _SCALE, _LOW, _SEQUENCE, _PAYLOAD_BYTES = 12, 13, 14, 15
 _NUM_WORDS = form.HEADER_BYTES // 4
-#: Datagrams with equal values of these words are processed together.
+#: Header words that must be equal in datagrams that are decoded together.
 _ALIKE = [_KIND, _STEP, _COUNT]
 
 
 @dataclasses.dataclass(frozen=True)
 class ParsedDatagrams:
-    """Checked datagrams of one channel, step, encoding and number of values."""
+    """Checked datagrams that have the same channel, step, encoding and number of values."""
 
     channel: int
-    step: int  # modulo 2**32
-    size: int  # bytes of each datagram
+    step: int  # step number of the push, modulo 2**32
+    size: int  # size of each datagram, in bytes
     slots: Int64  # [m] int64: slot numbers
     offsets: Int64  # [m] int64: positions of the first values in the slots
     sequences: Int64  # [m] int64: sequence numbers
     values: Float32  # [m, count] float32; may be a view of the receive buffer
-    positions: Int64 | None  # [m, count] int64, ascending in each row; None: dense
+    positions: Int64 | None  # [m, count] int64: each value's position in its slot; None: dense
 
     def __len__(self) -> int:
-        """Return the number of datagrams."""
+        """Return the number m of datagrams in this object."""
         return len(self.slots)
 
     def select(self, chosen: NDArray[np.bool_]) -> ParsedDatagrams:
-        """Return the chosen datagrams."""
+        """Return the datagrams for which `chosen` is True."""
         return dataclasses.replace(
             self,
             slots=self.slots[chosen],
@@ -62,7 +62,7 @@ class ParsedDatagrams:
         )
 
     def by_slot(self) -> Iterator[tuple[int, ParsedDatagrams]]:
-        """Yield each slot with its datagrams."""
+        """Yield each slot number with the datagrams for this slot."""
         first = int(self.slots[0])
         if (self.slots == first).all():
             yield first, self
@@ -72,7 +72,7 @@ class ParsedDatagrams:
 
 
 class DatagramParser:
-    """Checks the datagrams of one session for one shard."""
+    """Parses and checks the datagrams of one worker's session with one shard."""
 
     def __init__(
         self,
@@ -82,12 +82,12 @@ class DatagramParser:
         channels: int,
         counters: ReassemblyCounters,
     ) -> None:
-        """Prepare the checks.
+        """Prepare the checks of datagrams.
 
         Args:
-            session: Session that the datagrams must belong to.
-            sizes: Number of entries of each slot of the shard.
-            block_entries: Number of entries of a block.
+            session: Datagram session to which accepted datagrams belong.
+            sizes: Number of entries of each slot (slice of a variable) of the shard.
+            block_entries: Number of entries of a gradient block.
             channels: Number C of datagram channels.
             counters: Counters of the accepted and the dropped datagrams, changed in place.
         """
@@ -99,7 +99,7 @@ class DatagramParser:
         self._mask = np.array([0xFFFFFFFF, 0xFF, *[0xFFFFFFFF] * 3], np.uint32)
 
     def parse(self, data: memoryview, size: int) -> Iterator[ParsedDatagrams]:
-        """Yield the valid datagrams in `data`; each has `size` bytes, the last may be shorter."""
+        """Yield the valid datagrams in `data`, of `size` bytes each; the last may be shorter."""
         if size <= 0:
             return
         whole = len(data) - len(data) % size
@@ -137,7 +137,7 @@ class DatagramParser:
             words, raw = words[~alike], raw[~alike]
 
     def _ours(self, words: NDArray[np.uint32]) -> NDArray[np.bool_] | None:
-        """Return which datagrams belong to this session; None means all datagrams."""
+        """Return [m] bool: which datagrams belong to this session; None means all datagrams."""
         matches = (words[:, :5] & self._mask) == self._expected
         if matches.all():
             return None
@@ -152,7 +152,7 @@ class DatagramParser:
         return good
 
     def _drop(self, reason: str, good: NDArray[np.bool_]) -> bool:
-        """Count the datagrams that are not good; return True if there is one."""
+        """Count dropped datagrams, which are False in `good`; return True if there is one."""
         num_bad = len(good) - int(np.count_nonzero(good))
         self._counters.dropped[reason] += num_bad
         return num_bad > 0
@@ -160,7 +160,7 @@ class DatagramParser:
     def _parse_alike(
         self, words: NDArray[np.uint32], raw: NDArray[np.uint8]
     ) -> Iterator[ParsedDatagrams]:
-        """Yield the valid datagrams; all have the same kind, step and count, and are authentic."""
+        """Yield the valid ones of authentic datagrams with the same kind, step and value count."""
         _, code, channel, flags = int(words[0, _KIND]).to_bytes(4, "little")
         sparse = bool(code & SPARSE)
         encoding = _ENCODINGS.get(code & ~SPARSE)
@@ -196,7 +196,7 @@ class DatagramParser:
         count: int,
         sparse: bool,
     ) -> tuple[NDArray[np.uint32], Float32, Int64 | None] | None:
-        """Return headers, values and positions (sparse) of valid datagrams; None: all invalid."""
+        """Return headers, values and sparse positions of valid datagrams; None: all invalid."""
         positions = None
         if sparse:
             positions = _positions(words, raw, count)
@@ -217,7 +217,7 @@ class DatagramParser:
     def _within(
         self, words: NDArray[np.uint32], count: int, size: int, sparse: bool
     ) -> NDArray[np.bool_] | None:
-        """Return which datagrams fit the shard; None means all datagrams."""
+        """Return [m] bool: which datagrams fit the shard's slots; None means all datagrams."""
         wide = words[:, _SLOT : _ENTRIES + 1].astype(np.int64)
         slots, _, blocks, num_blocks, offsets, _, entries = wide.T
         known = slots < len(self._sizes)
@@ -239,7 +239,7 @@ class DatagramParser:
 
 
 def _positions(words: NDArray[np.uint32], raw: NDArray[np.uint8], count: int) -> Int64:
-    """Return the positions [m, count] of the values in sparse datagrams."""
+    """Return the positions in the slot [m, count] of the values in m sparse datagrams."""
     shape, strides = (len(raw), count), (raw.shape[1], form.GAP_DTYPE.itemsize)
     gaps = np.ndarray(shape, form.GAP_DTYPE, raw, form.HEADER_BYTES, strides)
     positions = np.cumsum(gaps, axis=1, dtype=np.int64)
@@ -248,7 +248,7 @@ def _positions(words: NDArray[np.uint32], raw: NDArray[np.uint8], count: int) ->
 
 
 def _ascend(positions: Int64, words: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Return which rows of positions begin at their offset, ascend, and end inside the slot."""
+    """Return [m] bool: which rows of positions start at the offset, ascend, and fit the slot."""
     good: NDArray[np.bool_] = np.logical_and.reduce(np.diff(positions, axis=1) > 0, axis=1)
     good &= positions[:, 0] == words[:, _OFFSET]
     good &= positions[:, -1] < words[:, _ENTRIES]
@@ -258,7 +258,7 @@ def _ascend(positions: Int64, words: NDArray[np.uint32]) -> NDArray[np.bool_]:
 def _values(
     words: NDArray[np.uint32], raw: NDArray[np.uint8], encoding: ValueEncoding, count: int
 ) -> Float32:
-    """Return the decoded values [m, count] of the payloads; plain float32 is not copied."""
+    """Return the decoded values [m, count] of m payloads; values sent as float32 are not copied."""
     num, size = raw.shape
     dtype = form.VALUE_DTYPES[encoding]
     wire_bytes = form.value_bytes(encoding, count)
@@ -270,7 +270,7 @@ def _values(
     scales, lows = words[:, [_SCALE, _LOW]].view(np.float32).T[:, :, None]
     if encoding is ValueEncoding.FLOAT32 and (scales == 1).all():
         return coded
-    with np.errstate(all="ignore"):  # the caller checks the result
+    with np.errstate(all="ignore"):  # the caller checks that the values are finite
         if encoding in form.LEVELS:
             return from_levels(coded, lows, scales)
         if encoding is ValueEncoding.BFLOAT16:

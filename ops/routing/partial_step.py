@@ -1,9 +1,10 @@
-"""One step that is being received: placed values, end markers, and the resulting blocks.
+"""One push that a shard is receiving in datagrams and reliable parts, and its resulting blocks.
 
-A `PartialStep` places datagrams as they arrive and collects reliable parts. When a slot is closed,
-`finalize_block` makes one block for the slot from the reliable part, the datagrams that arrived in
-time, and the datagrams of earlier steps that `LateBlocks` holds for the slot. Entries that did not
-arrive are zeros.
+A `PartialStep` writes the values of datagrams into a buffer as they arrive, and collects reliable
+parts. A slot (slice of a variable) is closed when the shard does not wait for its datagrams any
+more. `finalize_block` then makes one block for the slot from the reliable part, the datagrams that
+arrived in time, and the late datagrams of earlier steps that `LateBlocks` holds for the slot.
+Entries that did not arrive are zeros.
 """
 
 from __future__ import annotations
@@ -28,39 +29,39 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class MarkedSlots:
-    """The slots of one end marker: all slots of a step, or the slots of one tensor."""
+    """One reliable part (end marker) of a push, with all its slots or the slots of one tensor."""
 
-    blocks: tuple[Block, ...]  # the reliable part
+    blocks: tuple[Block, ...]  # blocks that arrived on the reliable stream
     slots: Int64  # [b] int64: slot numbers
     manifest: Manifest  # announcement of the datagrams for these slots
-    marked_at: float  # time at which the marker arrived, in seconds
-    deadline: float  # time at which the slots are closed at the latest, in seconds
+    marked_at: float  # time at which the reliable part arrived, in seconds
+    deadline: float  # time at which the wait for datagrams of these slots ends, in seconds
     closed: bool = False
 
     @property
     def num_announced(self) -> int:
-        """Number of datagrams announced for these slots."""
+        """Number of datagrams that the worker announced for these slots."""
         return sum(announced.count for announced in self.manifest.channels)
 
 
 class PartialStep:
-    """The datagrams and reliable parts of one step that have arrived.
+    """The datagrams and reliable parts of one step (push) that have arrived at a shard.
 
     Attributes:
-        number: Step number, modulo 2**32.
-        step: Full step number; None if no reliable part has arrived.
-        sequences: Set of the datagrams that have arrived.
-        ended: True if all reliable parts have arrived.
-        groups: Slots of each end marker that has arrived.
-        closed: [slots] bool: True for closed slots, for which datagrams are late.
-        num_placed: Number of datagrams placed.
-        num_late: Number of earlier steps' datagrams that were added.
+        number: Step number of the push, modulo 2**32.
+        step: Full step number of the push; None if no reliable part has arrived.
+        sequences: Set of the sequence numbers of the datagrams that have arrived.
+        ended: True if all reliable parts of the push have arrived.
+        groups: Reliable parts (end markers) that have arrived, with their slots.
+        closed: [slots] bool: True for closed slots; a datagram for a closed slot is late.
+        num_placed: Number of datagrams with values that were written into the buffer.
+        num_late: Number of earlier steps' late datagrams with values that were added.
         sum_of_ages: Sum of the ages of the datagrams in `num_late`, in steps.
-        num_filled: Number of places that only datagrams of earlier steps have filled.
+        num_filled: Number of datagram positions that only late datagrams of earlier steps filled.
     """
 
     def __init__(self, number: int, offsets: Sequence[int]) -> None:
-        """Start empty; `offsets` has the slots' positions in the shard, plus the shard's size."""
+        """Start without datagrams; `offsets` has each slot's start in the shard, and the size."""
         self.number = number
         self.step: int | None = None
         self.sequences = SequenceSet(offsets[-1])
@@ -71,17 +72,18 @@ class PartialStep:
         self.closed = np.zeros(num_slots, bool)
         self._offsets = np.array(offsets, np.int64)
         self._marked: set[int] = set()
-        self._arrived = np.zeros(num_slots, np.int64)  # number of datagrams
-        self._flat: Float32 | None = None  # [shard] float32, created for the first dense values
+        self._arrived = np.zeros(num_slots, np.int64)  # number of arrived datagrams per slot
+        # [shard] float32: the values of all slots; None before the first dense values.
+        self._flat: Float32 | None = None
         self._has_dense: NDArray[np.bool_] = np.zeros(num_slots, bool)
         self._sparse: dict[int, list[tuple[Int64, Float32]]] = {}
-        self._starts: list[Int64] = []  # positions in the shard of the placed datagrams
+        self._starts: list[Int64] = []  # positions in the shard where placed datagrams start
         self._results: dict[int, Block] = {}
 
     # -- datagrams --------------------------------------------------------------------------
 
     def place(self, arrivals: ParsedDatagrams) -> None:
-        """Write the values of new datagrams to their positions; their slots are not closed."""
+        """Write the values of new datagrams to their positions. Their slots must not be closed."""
         slots, values = arrivals.slots, arrivals.values
         starts = self._offsets[slots] + arrivals.offsets
         if arrivals.positions is None:
@@ -111,16 +113,22 @@ class PartialStep:
     # -- the reliable part ------------------------------------------------------------------
 
     def is_repeated(self, blocks: Sequence[Block]) -> bool:
-        """Return True if this reliable part was added before."""
+        """Return True if the reliable part with these blocks was added before."""
         return self.ended or bool(blocks and {block.slot for block in blocks} <= self._marked)
 
     def add_reliable(
         self, blocks: Sequence[Block], manifest: Manifest, now: float, wait: float
     ) -> None:
-        """Add the reliable part of the step, or of one tensor, as an end marker.
+        """Add a reliable part of the push: the part of all slots, or the part of one tensor.
+
+        Args:
+            blocks: Blocks of the reliable part, one per slot.
+            manifest: Announcement of the datagrams for the slots in `blocks`.
+            now: Current time by the caller's clock, in seconds.
+            wait: Longest wait for the announced datagrams, in seconds.
 
         Raises:
-            ValueError: The part does not fit the shard, repeats a slot, or exceeds the number of
+            ValueError: The part does not fit the shard, or repeats a slot, or the push has too many
                 parts.
         """
         self._check(blocks)
@@ -152,21 +160,21 @@ class PartialStep:
                 _check_ranges(block)
 
     def is_complete(self, group: MarkedSlots) -> bool:
-        """Return True if all datagrams that a marker announced are placed."""
+        """Return True if all datagrams that a reliable part announced have arrived."""
         num_arrived: int = sum(self._arrived[group.slots].tolist())
         return num_arrived >= group.num_announced
 
     # -- closing ----------------------------------------------------------------------------
 
     def close(self, group: MarkedSlots, late: LateBlocks) -> int:
-        """Close a group's slots; return the number of late datagrams that its slots cannot use."""
+        """Close the slots of a reliable part; return the number of late datagrams without use."""
         group.closed = True
         unused = sum(self._close_slot(block.slot, block, late) for block in group.blocks)
         group.blocks = ()
         return unused
 
     def close_rest(self, late: LateBlocks) -> None:
-        """Close slots without a marker if datagrams of this or a past step arrived for them."""
+        """Close the slots that have no reliable part, but datagrams of this or an earlier step."""
         waiting = np.flatnonzero((self._arrived > 0) & ~self.closed).tolist()
         unmarked = (slot for slot in late.slots() if not self.closed[slot])
         for slot in sorted({*waiting, *unmarked}):
@@ -193,7 +201,7 @@ class PartialStep:
         return 0
 
     def _num_filled(self, start: int, block: Block | None, held: LateValues) -> int:
-        """Return the number of places that only late datagrams have filled."""
+        """Return the number of datagram positions that only late datagrams have filled."""
         places = np.unique(np.concatenate(held.starts))
         if isinstance(block, RangedBlock):
             places = places[~block.present[places // block.block_entries]]
@@ -203,11 +211,11 @@ class PartialStep:
         return int(np.count_nonzero(~np.isin(places + start, fresh)))
 
     def total(self, count: Callable[[Manifest], int]) -> int:
-        """Return the sum of `count` over the manifests."""
+        """Return the sum of `count` over the manifests of the push's reliable parts."""
         return sum(count(group.manifest) for group in self.groups)
 
     def blocks(self) -> tuple[Block, ...]:
-        """Return the blocks of the closed slots, ascending."""
+        """Return the resulting blocks of the closed slots, slots ascending."""
         return tuple(self._results[slot] for slot in sorted(self._results))
 
     def flat(self) -> Float32 | None:
@@ -216,7 +224,7 @@ class PartialStep:
         if len(results) < len(self.closed) or not all(_is_dense(block) for block in results):
             return None
         flat = self._dense()
-        flat.flags.writeable = False  # the step may be delivered again
+        flat.flags.writeable = False  # the push may be returned a second time (find_closed)
         return flat
 
 
@@ -225,10 +233,10 @@ def _is_dense(block: Block) -> bool:
 
 
 def _check_ranges(block: RangedBlock) -> None:
-    """Check that the block's values match the ranges that are present.
+    """Check that the numbers of ranges and of values in a partial block match.
 
     Raises:
-        ValueError: The number of ranges or of values is wrong.
+        ValueError: The number of ranges or the number of values is wrong.
     """
     num_ranges = -(-block.size // block.block_entries) if block.block_entries > 0 else -1
     if len(block.present) != num_ranges:
@@ -250,18 +258,18 @@ def _check_ranges(block: RangedBlock) -> None:
 
 @dataclasses.dataclass
 class LateValues:
-    """Late values of one slot, weighted by their age."""
+    """Values of late datagrams for one slot (slice of a variable), weighted by their age."""
 
     size: int  # number of entries of the slot
-    dense: Float32 | None = None  # [size] float32, created for the first dense values
+    dense: Float32 | None = None  # [size] float32: sum of dense values; None before the first one
     positions: list[Int64] = dataclasses.field(default_factory=list)  # positions of sparse values
-    values: list[Float32] = dataclasses.field(default_factory=list)  # sparse values
-    starts: list[Int64] = dataclasses.field(default_factory=list)  # offsets of the datagrams
+    values: list[Float32] = dataclasses.field(default_factory=list)  # sparse values by `positions`
+    starts: list[Int64] = dataclasses.field(default_factory=list)  # first position per datagram
     num_datagrams: int = 0
-    sum_of_ages: int = 0  # sum over the datagrams, in steps
+    sum_of_ages: int = 0  # sum of the datagrams' ages, in steps
 
     def add(self, part: ParsedDatagrams, age: int, weight: float) -> None:
-        """Add late datagrams of this slot, with their values times `weight`."""
+        """Add datagrams for this slot that are `age` steps late, with values times `weight`."""
         values = part.values if weight == 1 else part.values * np.float32(weight)
         if part.positions is not None:
             self.positions.append(part.positions.ravel())
@@ -273,8 +281,9 @@ class LateValues:
                 self.dense, values.shape[1], writeable=True
             )
             # The datagrams must not have common entries: `+=` with an index array reads all rows
-            # before it writes, so the values of one of two overlapping datagrams would be lost.
-            with np.errstate(over="ignore"):  # the caller checks whether the sum is finite
+            # before it writes a row, so the values of one of two overlapping datagrams would be
+            # lost.
+            with np.errstate(over="ignore"):  # the caller checks that the sum is finite
                 windows[part.offsets] += values
         self.starts.append(part.offsets)
         self.num_datagrams += len(part)
@@ -282,7 +291,9 @@ class LateValues:
 
 
 class LateBlocks:
-    """Datagrams that arrived after their slot was closed, kept until the slot is closed again.
+    """Late datagrams of a worker, kept until the next push closes the same slot.
+
+    A datagram is late if it arrives after the shard has stopped to wait for it (closed its slot).
 
     Source: the diff-reception of Zhou et al., "DGT", Future Generation Computer Systems 121, 2021:
     a late block is added to the block of the next iteration. Differences: each datagram counts
@@ -290,23 +301,23 @@ class LateBlocks:
     """
 
     def __init__(self, sizes: Sequence[int], decay: float) -> None:
-        """Start empty; a block that is `age` steps late has the weight ``decay ** age``."""
+        """Start without datagrams; one that is `age` steps late has the weight ``decay ** age``."""
         self._sizes, self._decay = sizes, decay
         self._held: dict[int, LateValues] = {}
 
     def add(self, arrivals: ParsedDatagrams, age: int) -> None:
-        """Keep datagrams; their entries must not overlap."""
+        """Keep late datagrams for their slots; the entries of two datagrams must not overlap."""
         weight = self._decay**age
         for slot, part in arrivals.by_slot():
             held = self._held.setdefault(slot, LateValues(self._sizes[slot]))
             held.add(part, age, weight)
 
     def pop(self, slot: int) -> LateValues | None:
-        """Remove and return the late values of a slot; None if there are no late values."""
+        """Remove and return the late values of a slot; None if the slot has no late values."""
         return self._held.pop(slot, None)
 
     def slots(self) -> list[int]:
-        """Return the slots with late values, ascending."""
+        """Return the numbers of the slots with late values, ascending."""
         return sorted(self._held)
 
 
@@ -315,27 +326,28 @@ class LateBlocks:
 
 @dataclasses.dataclass(frozen=True)
 class TimelyValues:
-    """The values of one slot that arrived in datagrams in time."""
+    """The values of one slot from datagrams that arrived before the slot was closed."""
 
     slot: int
     size: int  # number of entries of the slot
-    dense: Float32 | None  # [size] float32: values, zeros elsewhere; None: a sparse slot
-    has_dense: bool  # True if dense values have arrived
+    dense: Float32 | None  # [size] float32: values, 0 for missing values; None for a sparse slot
+    has_dense: bool  # True if datagrams with dense values have arrived
     sparse: list[tuple[Int64, Float32]]  # positions and values of sparse datagrams
 
 
 def finalize_block(
     fresh: TimelyValues, block: Block | None, held: LateValues | None
 ) -> Block | None:
-    """Return one slot's block in float32; None: a sparse slot for which no value arrived.
+    """Return one slot's block in float32; None for a sparse slot for which no value arrived.
 
     Args:
-        fresh: Values of datagrams in time; the result uses its dense buffer.
-        block: The reliable part: dense, ranges of a dense block, or sparse; None: not received.
-        held: Values of late datagrams; None: no late values.
+        fresh: Values of datagrams that arrived in time; the result uses its dense buffer.
+        block: Block from the reliable part: dense, ranges of a dense block, or sparse; None if it
+            has not arrived.
+        held: Values of late datagrams; None if the slot has no late values.
     """
     is_dense = fresh.dense is not None if block is None else block.indices is None
-    with np.errstate(over="ignore"):  # the caller checks whether the block is finite
+    with np.errstate(over="ignore"):  # the caller checks that the block is finite
         if is_dense and fresh.dense is not None:
             return _dense(fresh, fresh.dense, block, held)
         return _sparse(fresh, block, held)
@@ -355,12 +367,12 @@ def _dense(
             target += held.dense
         for positions, values in zip(held.positions, held.values, strict=True):
             np.add.at(target, positions, values)
-    target.flags.writeable = False  # the step may be delivered again
+    target.flags.writeable = False  # the push may be returned a second time (find_closed)
     return Block(fresh.slot, fresh.size, None, CodedValues("float32", target))
 
 
 def _place_ranges(target: Float32, block: RangedBlock) -> None:
-    """Write the ranges that are present; only the last range may be shorter."""
+    """Write the block's ranges into `target` [size]; only the last range may be shorter."""
     values = dequantise(block.values)
     length, num_whole = block.block_entries, block.size // block.block_entries
     whole = block.present[:num_whole]
@@ -392,7 +404,7 @@ def _sparse(fresh: TimelyValues, block: Block | None, held: LateValues | None) -
 
 
 def _merged(parts: list[tuple[Int64, Float32]]) -> tuple[Int64, Float32]:
-    """Return ascending unique positions and their values; values at one position are summed."""
+    """Return unique ascending positions of all parts; values at the same position are summed."""
     if len(parts) == 1:
         indices, values = parts[0]
     else:

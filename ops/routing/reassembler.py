@@ -1,9 +1,9 @@
-"""The receiver's half: joins datagrams and reliable parts to complete steps.
+"""Shard's side of the datagram path: join datagrams and reliable parts to a worker's pushes.
 
-A worker's session with a shard has one `Reassembler`. It parses and authenticates datagrams, places
-each datagram in its step (`StepWindow`), counts, and closes steps in order. A step is closed when
-everything announced has arrived, or when the wait is over. The reassembler reads no clock, uses no
-sockets and has one caller at a time.
+A worker's session with a shard has one `Reassembler`. The reassembler parses and authenticates
+datagrams, adds the values of each datagram to its step (one push), and closes steps in order. A
+step is closed when all announced datagrams have arrived, or when the wait for them is over. The
+reassembler reads no clock, uses no sockets and must have one caller at a time.
 """
 
 from __future__ import annotations
@@ -26,38 +26,39 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 _MODULUS = 1 << 32
-#: Bytes of a float32; block sizes count float32 entries.
+#: Size of a float32 in bytes; --dgt_block_size is given in bytes of float32 entries.
 _ENTRY_BYTES = 4
-#: Largest number of ended steps that are not closed: a worker is at most one push ahead.
+#: Largest number of steps that have ended (their reliable parts are complete) and are not closed: a
+#: worker sends at most one push before the reply to its previous push.
 _MOST_ENDED = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class ReassembledStep:
-    """One step of one worker, reassembled."""
+    """One push of one worker, reassembled from datagrams and reliable parts."""
 
     step: int  # step number of the push
-    # Float32, dense or sparse, slots ascending; low-rank blocks as they arrived.
+    # One block per slot, ascending: float32, dense or sparse, or a low-rank block as it arrived.
     blocks: tuple[Block, ...]
-    flat: Float32 | None  # [shard] float32: all blocks, if every slot has arrived and is dense
-    fresh: float  # share of the blocks (sent, or dropped by the sender) that arrived in time
-    fill: float  # `fresh` plus the share of the places that only late datagrams have filled
+    flat: Float32 | None  # [shard] float32: all blocks; None if a slot is missing or sparse
+    fresh: float  # fraction of the worker's blocks (sent or dropped) that arrived in time
+    fill: float  # `fresh` plus the fraction of blocks that only late datagrams have filled
     mean_lateness: float  # mean age of the late datagrams that were added, in steps; 0: none added
-    num_late: int  # number of late datagrams that were added
-    announced: int  # number of announced datagrams
+    num_late: int  # number of late datagrams of earlier steps that were added
+    announced: int  # number of datagrams that the worker announced
     arrived: int  # number of announced datagrams that arrived in time
-    # A bit for each announced datagram that arrived in time, with --dgt_error_feedback;
-    # `SealedStep.lost` describes the order of the bits.
+    # Bits of the announced datagrams, 1 if the datagram arrived in time; `SealedStep.lost`
+    # describes the order of the bits. None without --dgt_error_feedback.
     bitmap: bytes | None
 
 
 class Reassembler:
-    """Reassembles one worker's steps, in order.
+    """Reassembles one worker's pushes (steps) from datagrams and reliable parts, in order.
 
-    A step opens with its first datagram or its first reliable part (an end marker). At most two
-    steps are open at the same time. A step is closed when all its reliable parts have arrived and
-    no announced datagram is missing, or the wait is over. Step numbers ascend, and may have gaps: a
-    step that was begun and never ended is forgotten.
+    A step opens with its first datagram or its first reliable part (also called end marker). At
+    most two steps are open at the same time. A step is closed when all its reliable parts have
+    arrived and no announced datagram is missing, or when the wait is over. Step numbers ascend, and
+    may have gaps: a step that was begun and never ended is forgotten.
 
     Source: the diff-reception of Zhou et al., "DGT", Future Generation Computer Systems 121, 2021.
     Differences: datagrams are authenticated and count once; late datagrams count only up to an
@@ -70,12 +71,12 @@ class Reassembler:
     def __init__(
         self, session: DatagramSession, sizes: Sequence[int], rules: ReassemblyRules
     ) -> None:
-        """Start a session.
+        """Start the reassembly of one worker's pushes to one shard.
 
         Args:
-            session: Id, key and worker of the session.
-            sizes: Number of entries of each slot of the shard.
-            rules: Reassembly settings of the router.
+            session: Id, key and worker of the datagram session.
+            sizes: Number of entries of each slot (slice of a variable) of the shard.
+            rules: The router's settings for reassembly.
         """
         self.counters = ReassemblyCounters.zero(rules.dgt_channels)
         block_entries = max(1, rules.dgt_block_size // _ENTRY_BYTES)
@@ -87,19 +88,20 @@ class Reassembler:
         self._window = StepWindow(
             [0, *np.cumsum(np.array(sizes, np.int64)).tolist()], self.counters
         )
-        self._closed: int | None = None  # the newest closed step, modulo 2**32
-        self._past: dict[int, SequenceSet] = {}  # recently closed steps, for late datagrams
+        self._closed: int | None = None  # newest closed step, modulo 2**32; None: no closed step
+        self._past: dict[int, SequenceSet] = {}  # recently closed step -> its arrived datagrams
         self._newest: ReassembledStep | None = None
-        self._blocks_per_datagram = 0.0  # mean in the last step that announced datagrams
+        # Mean number of gradient blocks per datagram in the last step that announced datagrams.
+        self._blocks_per_datagram = 0.0
 
     # -- datagrams --------------------------------------------------------------------------
 
     def feed(self, datagrams: bytes | bytearray | memoryview, size: int, now: float) -> None:
-        """Process the bytes that one receive call returned; invalid bytes never raise.
+        """Process the datagrams that one receive call returned; invalid bytes raise no exception.
 
         Args:
             datagrams: Consecutive datagrams; the caller may overwrite the buffer after the call.
-            size: Size of each datagram, in bytes; the last may be shorter.
+            size: Size of each datagram, in bytes; the last datagram may be shorter.
             now: Current time by the caller's clock, in seconds.
         """
         self._advance(now)
@@ -115,7 +117,7 @@ class Reassembler:
             self.counters.dropped[step] += len(arrivals)
             return
         is_late = step.closed[arrivals.slots]
-        if is_late.any():  # the step is open, but these datagrams' slots are closed
+        if is_late.any():  # the step is open, but the slots of these datagrams are closed
             self._keep_late(arrivals.select(is_late), step.sequences, 1)
             arrivals = arrivals.select(~is_late)
         fresh = self._new(arrivals, step.sequences, IN_TIME)
@@ -123,7 +125,7 @@ class Reassembler:
             step.place(fresh)
 
     def _new(self, arrivals: ParsedDatagrams, sequences: SequenceSet, mark: int) -> ParsedDatagrams:
-        """Return the datagrams that have not arrived before; count all others as dropped."""
+        """Return the datagrams that have not arrived before; count duplicates as dropped."""
         if not len(arrivals):
             return arrivals
         new, num_outside = sequences.add(arrivals.channel, arrivals.sequences, mark)
@@ -136,7 +138,7 @@ class Reassembler:
     # -- late datagrams ---------------------------------------------------------------------
 
     def _place_late(self, arrivals: ParsedDatagrams) -> None:
-        """Handle datagrams of a step that is closed."""
+        """Count and keep, or drop, datagrams of a step that is closed."""
         first = self._window.first
         awaited = (self._closed or 0) + 1 if first is None else first.number
         self._keep_late(arrivals, self._past.get(arrivals.step), ahead(awaited, arrivals.step))
@@ -144,10 +146,10 @@ class Reassembler:
     def _keep_late(
         self, arrivals: ParsedDatagrams, sequences: SequenceSet | None, age: int
     ) -> None:
-        """Count late datagrams once, and keep them until their slots are closed again.
+        """Count late datagrams once, and keep them until a later push closes their slots.
 
-        With `dgt_reception` drop, late datagrams are not kept. Datagrams without `sequences` are
-        dropped: their step was never closed, or is forgotten.
+        With --dgt_reception=drop, late datagrams are not kept. If `sequences` is None, all
+        datagrams are dropped: their step was never closed, or is forgotten.
         """
         if sequences is None or age > self._rules.dgt_max_late:
             reason = "too_old" if age > self._rules.dgt_max_late else "abandoned"
@@ -165,19 +167,19 @@ class Reassembler:
     def add_reliable(
         self, step: int, blocks: Sequence[Block], manifest: Manifest, now: float
     ) -> None:
-        """Add the reliable part of a step, or of one tensor of the step, as an end marker.
+        """Add a reliable part of a push: the part of all slots, or the part of one tensor.
 
         A repeated part is ignored. Older steps that were not ended are forgotten.
 
         Args:
-            step: Full step number.
-            blocks: Reliable blocks; a slot may be in only one part of the step.
-            manifest: Announcement of the datagrams for the same slots.
+            step: Full step number of the push.
+            blocks: Blocks of the reliable part; a slot may be in only one reliable part of a step.
+            manifest: Announcement of the datagrams for the slots in `blocks`.
             now: Current time by the caller's clock, in seconds.
 
         Raises:
             ValueError: The step is closed, or blocks and manifest do not fit the shard or the
-                step's earlier parts.
+                step's earlier reliable parts.
         """
         self._advance(now)
         number = step % _MODULUS
@@ -197,10 +199,11 @@ class Reassembler:
         self._advance(now)
 
     def end_step(self, step: int, now: float) -> None:
-        """Note that all reliable parts of a step have been added.
+        """Mark a step as ended: all its reliable parts have been added.
 
         Raises:
-            ValueError: No reliable part was added, or the announcements have gaps.
+            ValueError: No reliable part of the step was added, or the announced sequence numbers
+                have gaps.
         """
         partial = self._window.find(step % _MODULUS)
         if partial is None or partial.step is None:
@@ -211,16 +214,17 @@ class Reassembler:
         self._advance(now)
 
     def on_refused(self, step: int) -> None:
-        """Drop late datagrams of a closed step that the shard refused.
+        """Drop further datagrams of a closed step, because the shard refused the push.
 
-        The worker keeps all values of a refused push, so a late datagram would count twice.
+        The worker keeps all values of a refused push and sends them later, so a late datagram of
+        the push would count twice.
         """
         self._past.pop(step % _MODULUS, None)
 
     # -- closing ----------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """Return the time when `close` is due, perhaps in the past; None: no step is waiting."""
+        """Return the time when `close` is due, perhaps in the past; None if no step waits."""
         step = self._window.first
         if step is None or not step.groups:
             return None
@@ -232,7 +236,7 @@ class Reassembler:
         )
 
     def _advance(self, now: float) -> None:
-        """Close groups of the oldest step that are complete or whose wait is over."""
+        """Close slots of the oldest step that are complete, or that have waited long enough."""
         step = self._window.first
         if step is None:
             return
@@ -245,7 +249,7 @@ class Reassembler:
                 self.counters.dropped["whole"] += step.close(group, self._late)
 
     def close(self, now: float) -> ReassembledStep | None:
-        """Return the next step if it is complete or its wait is over; call until None."""
+        """Return the next push if it is complete or its wait is over; call again until None."""
         self._advance(now)
         step = self._window.first
         if step is None or not step.ended or not all(group.closed for group in step.groups):
@@ -261,12 +265,12 @@ class Reassembler:
         return self._newest
 
     def find_closed(self, step: int) -> ReassembledStep | None:
-        """Return the newest closed step again, if it has this number."""
+        """Return the newest closed step for a second time; None if it is not number `step`."""
         newest = self._newest
         return newest if newest is not None and newest.step == step else None
 
     def _assembled(self, step: PartialStep) -> ReassembledStep:
-        """Return a closed step, and count it."""
+        """Return the reassembled push of a closed step, and add the step to the counters."""
         announced, in_time = step.sequences.announced(), step.sequences.in_time()
         for channel in announced:
             self.counters.num_announced[channel] += announced[channel]
@@ -277,8 +281,8 @@ class Reassembler:
         unreliable = sent - num_reliable - step.total(lambda manifest: manifest.num_dropped)
         if num_announced:
             self._blocks_per_datagram = max(0, unreliable) / num_announced
-        # Arrived blocks are estimated from arrived datagrams: a block may need several datagrams,
-        # and a sparse datagram may have entries of several blocks.
+        # The number of arrived blocks is estimated from the number of arrived datagrams: a block
+        # may need several datagrams, and a sparse datagram may have entries of several blocks.
         blocks_per_datagram = self._blocks_per_datagram
         num_fresh = num_reliable + blocks_per_datagram * num_arrived
         assembled = ReassembledStep(
@@ -311,44 +315,48 @@ class Reassembler:
 
 
 def _share(part: float, whole: int) -> float:
-    """Return part / whole, limited to 0 to 1; 1 if `whole` is 0."""
+    """Return the fraction part / whole, limited to the range 0 to 1; 1 if `whole` is 0."""
     return min(1.0, max(0.0, part / whole)) if whole > 0 else 1.0
 
 
 class StepWindow:
-    """The open steps of a worker: at most two; numbers are modulo 2**32.
+    """The open steps (pushes that are not complete) of a worker: at most two.
 
-    A worker is at most one push ahead of the replies: it begins a step only after the reply to the
-    step before the previous one. If a step has no reliable part when datagrams of a second newer
-    step arrive, the reliable part will therefore never arrive.
+    Step numbers are modulo 2**32. A worker is at most one push ahead of the replies: it begins step
+    n only after the reply to step n - 2. If a step has no reliable part when datagrams of a second
+    newer step arrive, the reliable part will therefore never arrive.
     """
 
     def __init__(self, offsets: Sequence[int], counters: ReassemblyCounters) -> None:
-        """Start empty; `offsets` has the slots' positions in the shard, plus the shard's size."""
+        """Start without steps; `offsets` has each slot's start in the shard, and its size."""
         self._offsets, self._counters = offsets, counters
-        self._open: list[PartialStep] = []  # ascending
+        self._open: list[PartialStep] = []  # open steps in the order of their numbers
 
     @property
     def first(self) -> PartialStep | None:
-        """The oldest open step, the only one that may be closed; None: no step is open."""
+        """The oldest open step, the only one that may be closed; None if no step is open."""
         return self._open[0] if self._open else None
 
     def find(self, number: int) -> PartialStep | None:
-        """Return the open step with this number; None if there is no open step with it."""
+        """Return the open step with this number; None if the step is not open."""
         return next((step for step in self._open if step.number == number), None)
 
     def step_for(self, number: int) -> PartialStep | str:
-        """Return the open step with this number, opening it if necessary, or a reason to drop.
+        """Return the step of received datagrams, and open the step if necessary.
 
         Args:
-            number: Step number of datagrams, newer than every closed step.
+            number: Step number of the datagrams, newer than every closed step.
+
+        Returns:
+            The open step with this number; or a key of `REASONS` if the datagrams must be dropped.
         """
         partial = self.find(number)
         if partial is not None:
             return partial
         older = [step for step in self._open if ahead(step.number, number) < 0]
         newer = self._open[len(older) :]
-        # A newer step has a reliable part, so the reliable part of this step will never arrive.
+        # Reliable parts arrive in order of steps. A newer step has a reliable part, so the reliable
+        # part of this step will never arrive.
         if any(step.groups for step in newer):
             return "abandoned"
         if len(self._open) > 1:
@@ -361,7 +369,7 @@ class StepWindow:
         return self.begin(number)
 
     def begin(self, number: int) -> PartialStep:
-        """Open a step.
+        """Open a step of the worker and return it.
 
         Raises:
             ValueError: Too many earlier steps are not closed yet.
@@ -376,13 +384,13 @@ class StepWindow:
         return step
 
     def forget_before(self, step: PartialStep) -> None:
-        """Forget older steps that were not ended."""
+        """Forget the steps before `step` that were never ended."""
         for older in self._open[: self._open.index(step)]:
             if not older.ended:
                 self._forget(older)
 
     def remove_first(self) -> None:
-        """Remove the oldest step, which is closed."""
+        """Remove the oldest open step, because it is closed."""
         del self._open[0]
 
     def _forget(self, step: PartialStep) -> None:

@@ -1,8 +1,8 @@
-"""The routers by their value of --router."""
+"""Registry of routers by value of the flag --router."""
 
 from thinwire.ops.routing.base import Router
 from thinwire.ops.routing.dgt import Dgt
 from thinwire.ops.routing.reliable import Reliable
 
-#: --router value -> policy.
+#: Value of --router -> class of the router, which chooses stream or datagrams for each block.
 ROUTERS: dict[str, type[Router]] = {"reliable": Reliable, "dgt": Dgt}

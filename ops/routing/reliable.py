@@ -1,4 +1,4 @@
-"""The router without priorities: it sends every block on the stream."""
+"""The router without datagrams: it sends every gradient block on the reliable stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thinwire.ops.types import Block, ShardLayout, State
 
 @dataclasses.dataclass(frozen=True)
 class Reliable:
-    """Sends every block on the stream, in order, exactly once."""
+    """Router that sends every gradient block on the reliable stream, in order, exactly once."""
 
     uses_datagrams: ClassVar[bool] = False
     reassembly_rules: ClassVar[ReassemblyRules | None] = None
@@ -26,21 +26,21 @@ class Reliable:
     takes_device_arrays: ClassVar[bool] = False
 
     def init(self, layouts: tuple[ShardLayout, ...]) -> State:
-        """Return an empty state."""
+        """Return an empty state: this router needs no state."""
         return {}
 
     def begin(self, state: State, context: RouteContext) -> State:
-        """Return the state unchanged."""
+        """Return the router's state unchanged."""
         return state
 
     def cut(
         self, shard: int, blocks: tuple[Block, ...], state: State, context: RouteContext
     ) -> tuple[Routed, State]:
-        """Return all blocks as the reliable part."""
+        """Return a division that sends all blocks reliably, and the unchanged state."""
         return Routed(blocks), state
 
     def undelivered(self, shard: int, lost: Sequence[LostEntries] | None, state: State) -> State:
-        """Return the state unchanged: every block on the stream arrives, or the run ends."""
+        """Return the state unchanged: every block on the stream arrives, or the stream fails."""
         return state
 
     def check(self, codec: Codec) -> list[str]:

@@ -1,11 +1,11 @@
-"""Residuals of a router: rounding errors of each slot, and values that did not arrive.
+"""Residuals of a router: rounding errors and lost values, which are added to the next push.
 
-One shard's residuals are lists by slot: ``residual`` [size] float32; ``holds``, True if the
-residual is not all zeros; ``owed`` [m] int64, lost positions that the next sparse packet must
-include; ``before``, the values that undo the last push; ``sent``, the values sent in datagrams by
-the last push, until the shard reports which of them arrived. The whole residual is added to a dense
-packet. For a sparse packet only the residual at its own positions and at owed positions is added,
-so rounding errors alone never make a packet denser.
+One shard's residuals are lists with one item per slot (slice of a variable): ``residual`` [size]
+float32; ``holds``, True if the residual is not all zeros; ``owed`` [m] int64, lost positions that
+the next sparse push must include; ``before``, the values that undo the last push; ``sent``, the
+values sent in datagrams by the last push, until the shard reports which datagrams arrived. The
+whole residual is added to a dense block. To a sparse block only the residual at the block's
+positions and at owed positions is added, so rounding errors alone never make a block denser.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LEVELS = (ValueEncoding.UINT16, ValueEncoding.UINT8, ValueEncoding.UINT4)
 
 
 def zeros(sizes: list[int]) -> State:
-    """Return the residuals before the first push, for a shard with slots of these sizes."""
+    """Return zero residuals for a shard; `sizes` has each slot's number of entries."""
     return {
         "residual": [np.zeros(size, np.float32) for size in sizes],
         "holds": [False] * len(sizes),
@@ -38,13 +38,16 @@ def zeros(sizes: list[int]) -> State:
 
 
 def begin_push(kept: State) -> None:
-    """Forget the previous push, which cannot be undone after this call."""
+    """Forget the data that undo the previous push: `undo` cannot restore it after this call."""
     for name in ("before", "sent"):
         kept[name] = [None] * len(kept["holds"])
 
 
 def owed_blocks(kept: State, blocks: tuple[Block, ...]) -> list[Block]:
-    """Return an empty sparse block for each slot with owed positions that is not in the packet."""
+    """Return an empty sparse block for each slot with owed positions that `blocks` does not have.
+
+    Owed positions are positions with lost values, which the next push must include.
+    """
     slots = {block.slot for block in blocks}
     empty = np.zeros(0, np.float32)
     return [
@@ -61,7 +64,7 @@ def compensate(kept: State, block: Block) -> Block:
     if not kept["holds"][slot]:
         if not isinstance(
             block.values.data, type(residual)
-        ):  # one is in device memory, one in host memory
+        ):  # one of the two arrays is in device memory, the other array in host memory
             residual = kept["residual"][slot] = _zeros_like(block)
         kept["before"][slot] = {"at": None, "residual": residual, "owed": kept["owed"][slot]}
         return block
@@ -83,7 +86,7 @@ def compensate(kept: State, block: Block) -> Block:
 
 
 def _zeros_like(block: Block) -> Float32:
-    """Return zeros for all entries of the slot, in the memory (device, host) of dense values."""
+    """Return zeros for all entries of the slot, in the memory (device or host) of dense values."""
     data: Any = block.values.data
     if block.indices is not None or not is_on_device(data):
         return np.zeros(block.size, np.float32)
@@ -92,7 +95,7 @@ def _zeros_like(block: Block) -> Float32:
 
 
 def _united(indices: Int64, values: Float32, owed: Int64) -> tuple[Int64, Float32]:
-    """Return the union of `indices` and `owed`, ascending, and its values; owed entries are 0."""
+    """Return the ascending union of `indices` and `owed`, and its values: 0 at added positions."""
     if not owed.size:
         return indices, values
     positions = union([indices, owed])
@@ -102,12 +105,12 @@ def _united(indices: Int64, values: Float32, owed: Int64) -> tuple[Int64, Float3
 
 
 def store_errors(kept: State, block: Block, entries: Int64 | None, errors: Float32) -> None:
-    """Store the rounding errors of coding: each value minus the value that was sent for it.
+    """Store the rounding errors of quantized values: each value minus the value that was sent.
 
     Args:
         kept: The shard's residuals.
         block: Block that `compensate` returned.
-        entries: Indices of the sparse block's values that have errors; None: a dense block.
+        entries: Indices of the sparse block's values that have errors; None for a dense block.
         errors: Rounding errors of these values. The residuals own the array after this call.
     """
     slot = block.slot
@@ -123,7 +126,7 @@ def store_errors(kept: State, block: Block, entries: Int64 | None, errors: Float
 
 
 def remember_sent(kept: State, parts: tuple[UnreliableBlocks, ...]) -> None:
-    """Keep the values sent in datagrams until `settle`."""
+    """Keep the values sent in datagrams until `settle` is called with the lost entries."""
     for part in parts:
         names = ("block_entries", "indices", "data", "scales", "lows")
         kept["sent"][part.slot] = {name: getattr(part, name) for name in names}
@@ -158,7 +161,7 @@ def undo(kept: State) -> None:
 
 
 def positions_of(lost: LostEntries) -> Int64:
-    """Return the lost positions in the slot, [m] int64."""
+    """Return the positions of the lost entries in their slot, [m] int64."""
     if lost.positions is not None:
         return lost.positions
     if lost.ranges is None or not len(lost.ranges):
@@ -171,7 +174,7 @@ def positions_of(lost: LostEntries) -> Int64:
 
 
 def _values_at(sent: State, at: Int64) -> Float32:
-    """Return the values that were sent for the positions `at` of the slot."""
+    """Return the values that the last push sent in datagrams for the positions `at` of a slot."""
     indices = sent["indices"]
     data: NDArray[Any] = sent["data"][at if indices is None else np.searchsorted(indices, at)]
     number = at // sent["block_entries"]

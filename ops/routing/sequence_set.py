@@ -1,4 +1,4 @@
-"""The set of datagrams of one step that have arrived, with a byte per sequence number."""
+"""The set of a push's datagrams that have arrived, with one byte per sequence number."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Int64
 
 _MODULUS, _HALF = 1 << 32, 1 << 31
-#: Values of the bytes; 0 means that the datagram has not arrived.
+#: Marks of arrived datagrams in a `SequenceSet`; the mark 0 means that a datagram has not arrived.
 IN_TIME, LATE = 1, 2
 
 
 def ahead(number: int, base: int) -> int:
-    """Return how far `number` is ahead of `base`, modulo 2**32; negative if it is behind.
+    """Return how far `number` is ahead of `base`, modulo 2**32; negative if `number` is behind.
 
     >>> ahead(3, 1), ahead(1, 2**32 - 1), ahead(2**32 - 1, 1)
     (2, 2, -2)
@@ -28,14 +28,14 @@ def ahead(number: int, base: int) -> int:
 
 
 class SequenceSet:
-    """The datagrams of one step that have arrived.
+    """The sequence numbers of one push's datagrams that have arrived, by channel.
 
-    Before `finish`, sequence numbers up to `limit` away from a channel's first arrival are
-    accepted. After `finish` only announced sequence numbers are accepted.
+    Before `finish` is called, sequence numbers up to `limit` away from a channel's first arrived
+    datagram are accepted. After `finish` only announced sequence numbers are accepted.
     """
 
     def __init__(self, limit: int) -> None:
-        """Start empty; a step has at most `limit` datagrams."""
+        """Start without datagrams; a push has at most `limit` datagrams."""
         self._limit = limit
         self._first: dict[int, int] = {}  # channel -> sequence number of seen[0]
         self._seen: dict[int, NDArray[np.uint8]] = {}
@@ -43,7 +43,7 @@ class SequenceSet:
         self._finished = False
 
     def announce(self, ranges: tuple[AnnouncedDatagrams, ...]) -> None:
-        """Add ranges that the sender has announced; ranges of one channel may arrive in any order.
+        """Add announced ranges of sequence numbers; a channel's ranges may come in any order.
 
         Raises:
             ValueError: A range has more datagrams than the shard has entries.
@@ -70,7 +70,8 @@ class SequenceSet:
         exact: dict[int, tuple[int, int]] = {}
         for channel in {announced.channel for announced in self._ranges}:
             ranges = [announced for announced in self._ranges if announced.channel == channel]
-            # Sequence numbers wrap around, so they are compared by their distance to one of them.
+            # Sequence numbers wrap around, so ranges are ordered by their distance to one range's
+            # first number.
             anchor = ranges[0].first
             ranges.sort(key=lambda each: ahead(each.first, anchor))
             first, count = ranges[0].first, 0
@@ -88,12 +89,12 @@ class SequenceSet:
         self._finished = True
 
     def add(self, channel: int, numbers: Int64, mark: int) -> tuple[NDArray[np.bool_], int]:
-        """Record datagrams.
+        """Record arrived datagrams of one channel by sequence number.
 
         Args:
             channel: Channel of the datagrams.
             numbers: [m] int64 sequence numbers, m at least 1.
-            mark: IN_TIME or LATE.
+            mark: IN_TIME, or LATE if the slots of the datagrams are closed.
 
         Returns:
             [m] bool: True for new datagrams; and the number of datagrams that were not announced.
@@ -101,7 +102,7 @@ class SequenceSet:
         if channel not in self._seen:
             if self._finished:
                 return np.zeros(len(numbers), bool), len(numbers)
-            # The array is large, but only pages that are written to use memory.
+            # The array is large, but the operating system allocates only pages that are written.
             self._first[channel] = (int(numbers[0]) - self._limit) % _MODULUS
             self._seen[channel] = np.zeros(2 * self._limit, np.uint8)
         seen = self._seen[channel]
@@ -117,7 +118,7 @@ class SequenceSet:
         return new, len(numbers) - num_inside
 
     def _cut(self, channel: int, first: int, count: int) -> NDArray[np.uint8]:
-        """Return the bytes of `count` sequence numbers from `first` on."""
+        """Return the marks of `count` sequence numbers from `first` on; 0: not arrived."""
         exact = np.zeros(count, np.uint8)
         seen = self._seen.get(channel)
         if seen is not None:
@@ -128,19 +129,19 @@ class SequenceSet:
         return exact
 
     def announced(self) -> dict[int, int]:
-        """Return the number of datagrams announced, by channel."""
+        """Return channel -> number of announced datagrams."""
         return {channel: len(seen) for channel, seen in self._seen.items()}
 
     def in_time(self) -> dict[int, int]:
-        """Return the number of datagrams that arrived in time, by channel."""
+        """Return channel -> number of datagrams that arrived in time."""
         return {
             channel: int(np.count_nonzero(seen == IN_TIME)) for channel, seen in self._seen.items()
         }
 
     def bitmap(self) -> bytes:
-        """Return a bit for each announced datagram, 1 if it arrived in time.
+        """Return a bit for each announced datagram, 1 if the datagram arrived in time.
 
-        The order is by channel, then by sequence number; the lowest bit of a byte comes first.
+        The bits are ordered by channel, then by sequence number; the lowest bit of a byte is first.
         """
         if not self._seen:
             return b""
@@ -149,7 +150,7 @@ class SequenceSet:
 
 
 def _new(places: Int64, seen: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return [m] bool: True for places not seen before, and not repeated earlier in `places`."""
+    """Return [m] bool: True for indices not marked in `seen` and not repeated in `places`."""
     new: NDArray[np.bool_] = seen[places] == 0
     if len(places) > 1 and not (np.diff(places) > 0).all():
         _, firsts = np.unique(places, return_index=True)

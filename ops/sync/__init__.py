@@ -1,10 +1,10 @@
-"""Rules of synchronization: when an update is released, and which workers may proceed.
+"""Synchronization rules: when a shard applies workers' pushes, and which workers may proceed.
 
-``base`` has the contract (SyncRule, and SyncPolicy for the settings of a rule). ``rule`` has one
-rule that is BSP, ASP, SSP or GSP, depending on its two parameters. ``drawn`` has a rule in which
-only some workers take part in a round. ``groups`` reads and writes groups of workers, and proposes
-groups from measured speeds. A rule orders tokens and never sees an update, so every shard, the
-Simulator and the tests use the same rules.
+The module ``base`` has the interfaces: SyncRule, and SyncPolicy for the settings of a rule. The
+module ``rule`` has one rule that is BSP, ASP, SSP or GSP, depending on its groups and its bound.
+``drawn`` has a rule in which only some workers take part in a round. ``groups`` reads and writes
+groups of workers, and proposes groups from measured speeds. A synchronization rule orders tokens of
+pushes and never sees an update, so every shard, the Simulator and the tests use the same rules.
 """
 
 from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners, SyncPolicy, SyncRule

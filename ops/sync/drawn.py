@@ -1,8 +1,8 @@
-"""Partial participation: only some of the live workers, which are drawn, take part in a round.
+"""Partial participation: each round of training takes only some workers, drawn at random.
 
 Source: McMahan et al., AISTATS 2017, algorithm 1: a random set of max(C K, 1) clients per round.
-Differences: clients are drawn from the live workers, by a rank that each worker has in each round.
-A worker that leaves therefore changes only the draws that contain the worker.
+Differences: the workers of a round are the live workers with the lowest ranks. Each worker has a
+pseudorandom rank in each round. A worker that leaves thus changes only the draws that contain it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners, WorkerS
 from thinwire.ops.sync.groups import AutoGroups, Groups, name_of
 from thinwire.ops.types import OWN, ConfigurationError, State
 
-#: Number of latest draws that shard 0 announces together.
+#: Number of latest draws of workers that shard 0 sends together to the other shards.
 _KEPT = 4
-#: Draw numbers reserved for one generation of shard 0. A restart voids the draws that shard 0
-#: announced after its last snapshot, so the next generation must not use their numbers again.
+#: Count of draw numbers reserved for one generation (one process) of shard 0. A restart voids the
+#: draws that shard 0 announced after its last snapshot. The next generation must not use the
+#: numbers of void draws again.
 _DRAWS_PER_GENERATION = 1 << 32
 
 
 def draw(seed: int, number: int, live: Sequence[int], fraction: float) -> tuple[int, ...]:
-    """Draw the workers of a round. The result depends only on the arguments.
+    """Draw the workers of a training round. The result depends only on the arguments.
 
     Args:
         seed: Seed of the run.
         number: Number of the round, from 0.
-        live: Ids to draw from, at least one.
+        live: Ids of the live workers to draw from, at least one.
         fraction: Fraction of the live workers to draw, rounded to the nearest number of workers; at
             least one worker is drawn.
 
@@ -54,11 +55,11 @@ def _rank(seed: int, number: int, worker: int) -> bytes:
 
 
 def parse_draws(text: str, path: str, nb_workers: int) -> tuple[tuple[int, ...], ...]:
-    """Read the workers of each round, one round per line. Lines that start with ``#`` are comments.
+    """Read the worker ids of each round, one round per line; lines with ``#`` first are comments.
 
     Raises:
-        ConfigurationError: The text has no rounds, or a line without ids or with an id that is not
-            in 1..nb_workers.
+        ConfigurationError: The text has no rounds, or a line without worker ids or with a worker id
+            that is not in 1..nb_workers.
     """
     rounds = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -82,7 +83,7 @@ def parse_draws(text: str, path: str, nb_workers: int) -> tuple[tuple[int, ...],
 
 
 def format_draw(workers: Sequence[int]) -> str:
-    """Format the workers of a round as `parse_draws` reads them."""
+    """Format the worker ids of one round as a line that `parse_draws` reads."""
     return " ".join(map(str, workers)) + "\n"
 
 
@@ -94,10 +95,10 @@ class DrawnSync:
         nb_workers: Number of workers; ids are 1..nb_workers.
         fraction: Fraction of the live workers that takes part in a round.
         seed: Seed of the draws. Only shard 0 draws.
-        draws: Workers of the first rounds, one tuple per round; None if all rounds are drawn. Only
-            the process that starts the rule needs the workers: in other processes, `draws` may be
+        draws: Worker ids of the first rounds, one tuple per round; None if all rounds are drawn.
+            Only the process that starts the rule needs the ids: in other processes, `draws` may be
             empty.
-        follows: True if shard 0 announces the draws to this shard.
+        follows: True if this shard uses the draws of shard 0; False on shard 0.
     """
 
     bound: ClassVar[int | None] = None
@@ -124,7 +125,7 @@ class DrawnSync:
 
     @property
     def groups(self) -> Groups:
-        """One group of all workers."""
+        """Groups of workers: one group with all workers."""
         return (tuple(range(1, self.nb_workers + 1)),)
 
     @property
@@ -138,31 +139,32 @@ class DrawnSync:
         return [_size(self.fraction, self.nb_workers)]
 
     def start(self, generation: int = 0) -> DrawnRounds:
-        """Return the rule with an empty state, without workers.
+        """Return the synchronization rule in its start state, without workers.
 
         Args:
-            generation: Generation of the shard, a number that grows with each restart.
+            generation: Generation of the shard, a number that grows with each restart of the shard.
         """
         planned = self.draws if self.draws and not self.follows else ()
         return DrawnRounds(self, planned, generation)
 
     def without_bound(self) -> DrawnSync:
-        """Return the rule of a shard that follows shard 0. Only shard 0 draws."""
+        """Return the settings for a shard that follows shard 0: only shard 0 draws workers."""
         return dataclasses.replace(self, follows=True)
 
 
 class DrawnRounds(WorkerSets):
     """The rule in use (a `SyncRule`): rounds of drawn workers.
 
-    A worker that is not drawn is held: the shard replies to its request when the worker is drawn,
-    with the weights at that time. A push of a worker that is not drawn (from before a restart)
-    waits until the worker is drawn.
+    A shard holds a worker that is not drawn. The shard replies to the worker's request when the
+    worker is drawn, with the weights at that time. A push of a worker that is not drawn (from
+    before a restart) waits until the worker is drawn.
 
-    Shard 0 draws as soon as the previous round is released. The other shards use the draws of shard
-    0. On another shard, draws may arrive before or after their pushes. For a draw that is not the
-    newest, the shard waits only for pushes that shard 0 has released. The shard does not wait for
-    pushes that it has released itself, or for workers that have withdrawn their push. A push for a
-    draw that the shard has missed becomes a separate update when its worker is drawn next.
+    Shard 0 draws workers as soon as the previous round is released. The other shards use the draws
+    of shard 0. On another shard, a draw may arrive before or after the pushes of its workers. For a
+    draw that is not the newest, a shard waits only for pushes that shard 0 has released. A shard
+    does not wait for pushes that it has released itself, or for workers that have withdrawn their
+    push. A push for a draw that a shard has missed becomes a separate update when its worker is
+    drawn next.
 
     Attributes:
         groups: One group of all workers.
@@ -171,24 +173,24 @@ class DrawnRounds(WorkerSets):
     def __init__(
         self, policy: DrawnSync, given: Sequence[tuple[int, ...]], generation: int
     ) -> None:
-        """Start without workers.
+        """Start the rule without workers.
 
         Args:
-            policy: Settings of the rule.
-            given: Workers of the first rounds, which are not drawn.
-            generation: Generation of the shard.
+            policy: Settings of the synchronization rule.
+            given: Worker ids of the first rounds, one tuple per round. These rounds are not drawn.
+            generation: Generation of the shard, a number that grows with each restart of the shard.
         """
         super().__init__()
         self.groups, self._policy, self._given = policy.groups, policy, given
         self._steps: dict[int, int] = {}  # worker -> newest step that was released
         self._num_rounds = 0  # number of released rounds
-        self._drawn: Draw | None = None  # draw of the current round
+        self._drawn: Draw | None = None  # draw of the current round; None between rounds
         self._open: set[int] = set()  # workers of the current round that neither left nor withdrew
         self._gave_up: set[int] = set()  # workers with a withdrawn push that sent no other push
         # Number of the newest draw that was made or announced.
         self._newest = 0 if policy.follows else generation * _DRAWS_PER_GENERATION
         self._announced: list[Draw] = []  # draws that shard 0 announced, the newest last
-        # On the other shards: announced draws with rounds that have not begun.
+        # On all shards but shard 0: draws from shard 0 for rounds that have not begun here yet.
         self._awaited: list[Draw] = []
 
     # -- groups -----------------------------------------------------------------------------
@@ -199,7 +201,7 @@ class DrawnRounds(WorkerSets):
         return self._policy.waits_for_start
 
     def group_of(self, worker: int) -> int:
-        """Return 0: there is one group."""
+        """Return 0: all workers are in one group."""
         return 0
 
     def name_of(self, worker: int) -> str:
@@ -207,11 +209,11 @@ class DrawnRounds(WorkerSets):
         return name_of(self.groups[0])
 
     def fellows(self, worker: int) -> Sequence[int]:
-        """Return the workers of the current round, ascending; [] if it lacks the worker."""
+        """Return the current round's workers, ascending; [] if `worker` is not in the round."""
         return sorted(self._open) if worker in self._open else []
 
     def pause(self) -> None:
-        """Raise an error: there is one group, which does not change."""
+        """Raise NotImplementedError: all workers are in one group, which does not change."""
         raise NotImplementedError("workers are drawn from one group, which cannot change")
 
     def is_quiescent(self) -> bool:
@@ -219,19 +221,19 @@ class DrawnRounds(WorkerSets):
         return all(worker in self._submitted for worker in self._open)
 
     def regroup(self, groups: Groups) -> None:
-        """Raise an error: there is one group, which does not change."""
+        """Raise NotImplementedError: all workers are in one group, which does not change."""
         self.pause()
 
     # -- draws ------------------------------------------------------------------------------
 
     def draws(self) -> Sequence[Draw]:
-        """Return the latest draws, the newest last, released or current."""
+        """Return the latest draws, the newest last: the current draw and released draws."""
         return self._announced
 
     def follow(self, draws: Sequence[Draw]) -> None:
-        """Replace the known draws by the draws that shard 0 announces.
+        """Replace the draws that this shard knows by the draws that shard 0 sends.
 
-        A known draw that shard 0 does not announce is void.
+        A known draw that is missing in the draws of shard 0 is void.
         """
         if not draws or not self._policy.follows:
             return
@@ -255,7 +257,7 @@ class DrawnRounds(WorkerSets):
         return {worker for worker in waited if self._steps.get(worker, 0) < released.get(worker, 0)}
 
     def _next_draw(self) -> Draw | None:
-        """Return the draw of the next round; None without live workers or a draw of shard 0."""
+        """Return the next round's draw; None if no worker is live or shard 0 has sent no draw."""
         if self._policy.follows:
             return self._awaited.pop(0) if self._awaited else None
         if not self._live:
@@ -273,11 +275,11 @@ class DrawnRounds(WorkerSets):
     # -- workers ----------------------------------------------------------------------------
 
     def joiners(self) -> Sequence[Joiners]:
-        """Return (): draws name the workers of each round."""
+        """Return (): the draws list the workers of each round."""
         return ()
 
     def expect(self, joiners: Sequence[Joiners]) -> None:
-        """Do nothing: draws name the workers of each round."""
+        """Do nothing: the draws list the workers of each round."""
 
     def join(self, worker: int) -> None:
         """Announce a worker. The worker is live from the next `advance` on, and may be drawn."""
@@ -285,7 +287,7 @@ class DrawnRounds(WorkerSets):
             bisect.insort(self._joining, worker)
 
     def leave(self, worker: int) -> None:
-        """Remove a worker and its arrivals. The current round continues without the worker."""
+        """Remove a worker and its waiting pushes. The current round continues without it."""
         self._submitted.pop(worker, None)
         self._open.discard(worker)
         self._gave_up.discard(worker)
@@ -296,28 +298,28 @@ class DrawnRounds(WorkerSets):
                 workers.remove(worker)
 
     def waiting(self) -> set[int]:
-        """Return the live workers that wait for their round or to be drawn."""
+        """Return the live workers that wait for a complete round or to be drawn."""
         return {worker for worker in self._live if not self.may_proceed(worker)}
 
     def may_proceed(self, worker: int) -> bool:
-        """Return True if the worker is drawn and has not submitted its push."""
+        """Return True if the worker is drawn for the round and has not submitted its push."""
         return worker in self._open and worker not in self._submitted
 
     # -- arrivals ---------------------------------------------------------------------------
 
     def submit(self, arrival: ArrivalToken, now: float) -> None:
-        """Add an arrival of a live worker. An arrival that is added twice counts once."""
+        """Add a push of a live worker. A push that is added twice counts once."""
         self._gave_up.discard(arrival.worker)
         arrivals = self._submitted.setdefault(arrival.worker, [])
         if arrival not in arrivals:
             bisect.insort(arrivals, arrival)
 
     def withdraw(self, worker: int, step: int) -> None:
-        """Remove all arrivals of a worker.
+        """Remove all waiting pushes of a worker.
 
         On shard 0, the current round continues without the worker, because other shards may have
-        accepted the withdrawn push. On another shard, the newest round waits for another push of
-        the worker if the round at shard 0 does.
+        accepted the withdrawn push. On another shard, the newest round waits for a new push of the
+        worker only if the same round at shard 0 waits for this worker.
         """
         self._submitted.pop(worker, None)
         self._gave_up.add(worker)
@@ -326,7 +328,7 @@ class DrawnRounds(WorkerSets):
             self._open.discard(worker)
 
     def advance(self, now: float) -> Advance:
-        """Release complete rounds, make joiners live, and begin the next round.
+        """Release complete rounds, make joining workers live, and begin the next round.
 
         If all workers of a round have left, the round is drawn again from the live workers.
         """
@@ -353,7 +355,7 @@ class DrawnRounds(WorkerSets):
         return Advance(released, proceeding, has_drawn=self._newest != before)
 
     def over(self) -> Mapping[int, int]:
-        """Return {}: draws name the steps of each round."""
+        """Return {}: the draws list the push steps of each round."""
         return {}
 
     def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
@@ -362,16 +364,16 @@ class DrawnRounds(WorkerSets):
 
     def _begin(self, drawn: Draw) -> None:
         if drawn.number == self._newest:
-            # Forget withdrawals from before this draw, because the worker may send another push.
-            # A push for this draw that was withdrawn stays withdrawn.
+            # Forget withdrawals from before this draw, because the worker may push for this draw.
+            # A withdrawn push for this draw stays withdrawn.
             after = zip(drawn.workers, drawn.after, strict=True)
             self._gave_up -= {worker for worker, step in after if self._void.get(worker, 0) <= step}
         self._open = self._to_wait_for(drawn)
 
     def _late(self) -> list[int]:
-        """Return workers of the round with an oldest arrival that shard 0 does not wait for.
+        """Return workers of the round whose oldest waiting push is older than the draw.
 
-        Shard 0 had released or withdrawn the step of that arrival before the draw.
+        Shard 0 had released or withdrawn that push before it drew the round's workers.
         """
         if self._drawn is None:
             return []
@@ -385,10 +387,11 @@ class DrawnRounds(WorkerSets):
         ]
 
     def _finish_round(self) -> tuple[ArrivalToken, ...]:
-        """Release the oldest arrival of each worker of the round."""
+        """Release the oldest waiting push of each worker of the round."""
         workers = tuple(sorted(self._open))
-        # The steps that this round releases are not `after` steps, so call `_past` first. Otherwise
-        # other shards would release the pushes of this round as late pushes, one update for each.
+        # `after` must not contain the steps that this round releases, so call `_past` before the
+        # release. With these steps in `after`, other shards would release the pushes of this round
+        # as late pushes, in a separate update.
         after = self._past(workers)
         taken = self._release(workers)
         self._open = set()
@@ -399,13 +402,13 @@ class DrawnRounds(WorkerSets):
         return taken
 
     def _past(self, workers: Sequence[int]) -> tuple[int, ...]:
-        """Return the newest released or withdrawn step of each worker, in the order of workers."""
+        """Return each worker's newest released or withdrawn step, in the order of `workers`."""
         return tuple(
             max(self._steps.get(worker, 0), self._void.get(worker, 0)) for worker in workers
         )
 
     def _release(self, workers: Sequence[int]) -> tuple[ArrivalToken, ...]:
-        """Release the oldest arrival of each worker. `workers` is in ascending order."""
+        """Release the oldest waiting push of each worker in `workers`, which is ascending."""
         taken = []
         for worker in workers:
             arrivals = self._submitted[worker]
@@ -419,7 +422,7 @@ class DrawnRounds(WorkerSets):
     # -- state ------------------------------------------------------------------------------
 
     def state_dict(self, soft: bool) -> State:
-        """Return the part of the state that survives a restart, or with `soft` the whole state."""
+        """Return the rule's state that survives a restart; with `soft` the whole state."""
         if not soft:
             finished = self._newest if self._drawn is None else self._drawn.number - 1
             return {
@@ -448,7 +451,7 @@ class DrawnRounds(WorkerSets):
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore a state from `state_dict`."""
+        """Restore the rule's state from the result of `state_dict`."""
         self._clocks = {int(worker): clock for worker, clock in state["clocks"].items()}
         self._steps = {int(worker): step for worker, step in state["steps"].items()}
         self._void = {int(worker): step for worker, step in state["void"].items()}

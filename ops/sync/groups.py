@@ -1,7 +1,8 @@
-"""Groups of workers: read, write, compare, and propose them from measured speeds.
+"""Read, write, compare and propose groups of workers that step together.
 
-All functions are pure. `thinwire.runtime.run.groups_file` writes proposals to files. The parameter
-server measures speeds and decides when groups change.
+All functions are pure. `propose_groups` forms groups from measured speeds of workers. The module
+`thinwire.runtime.run.groups_file` writes proposed groups to files. The parameter server measures
+the speeds and decides when groups change.
 """
 
 from __future__ import annotations
@@ -18,22 +19,23 @@ Groups = tuple[tuple[int, ...], ...]
 
 #: Largest number of members that a group's name lists in full.
 _MOST_NAMED = 100
-#: Ratio of sizes, largest group to smallest group, from which on a warning is given.
+#: Least ratio of sizes, largest group to smallest group, for which `uneven` returns a warning.
 _UNEVEN = 4
 #: Largest ratio of speeds, fastest to slowest worker, in a proposed group.
 _LIKE_SPEED = 1.4
-#: Groups change during a run only for a relative gain above this.
+#: Groups change during a run only if the predicted relative gain (`gain`) exceeds this fraction.
 _LEAST_GAIN = 0.10
 
 
 @dataclasses.dataclass(frozen=True)
 class AutoGroups:
-    """Settings of groups that are formed from measured speeds, again whenever speeds change.
+    """Settings of groups of workers that are formed from measured speeds, and change with them.
 
     Attributes:
-        groups_warmup_updates: Number of updates of the warm-up, in which each worker is a group.
-        regroup_interval_seconds: Least time between two changes of groups, in seconds; 0 to form
-            groups only once.
+        groups_warmup_updates: Number of weight updates in the warm-up, during which every worker
+            is a group of one.
+        regroup_interval_seconds: Least time between two changes of groups, in seconds; 0: groups
+            are formed only once.
     """
 
     groups_warmup_updates: int
@@ -53,23 +55,23 @@ class AutoGroups:
 
 
 def one_group(nb_workers: int) -> Groups:
-    """Return one group of all workers."""
+    """Return groups that consist of one group with all workers 1..nb_workers."""
     return (tuple(range(1, nb_workers + 1)),)
 
 
 def groups_of_one(nb_workers: int) -> Groups:
-    """Return one group for each worker."""
+    """Return a group of one worker for each of the workers 1..nb_workers."""
     return tuple((worker,) for worker in range(1, nb_workers + 1))
 
 
 def parse_groups(text: str) -> tuple[tuple[int, ...], ...]:
-    """Read groups from text like ``"1,2|3,4"``.
+    """Read groups of worker ids from text like ``"1,2|3,4"``.
 
     >>> parse_groups("1, 2|3")
     ((1, 2), (3,))
 
     Raises:
-        ConfigurationError: A token is not a worker id.
+        ConfigurationError: A token in the text is not a worker id.
     """
     try:
         return tuple(
@@ -83,10 +85,10 @@ def parse_groups(text: str) -> tuple[tuple[int, ...], ...]:
 
 
 def parse_groups_file(text: str, path: str) -> tuple[tuple[int, ...], ...]:
-    """Read one group per line; ``#`` starts a comment, blank lines are skipped.
+    """Read one group of worker ids per line; ``#`` starts a comment, blank lines are skipped.
 
     Raises:
-        ConfigurationError: The file has no group, or a token is not a worker id.
+        ConfigurationError: The file has no group, or a token in it is not a worker id.
     """
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     groups = "|".join(line for line in lines if line)
@@ -98,12 +100,12 @@ def parse_groups_file(text: str, path: str) -> tuple[tuple[int, ...], ...]:
 
 
 def format_groups(groups: Iterable[Iterable[int]]) -> str:
-    """Format groups as `parse_groups` reads them."""
+    """Format groups of worker ids as text like ``"1,2|3,4"``, which `parse_groups` reads."""
     return "|".join(",".join(map(str, group)) for group in groups)
 
 
 def name_of(group: Sequence[int]) -> str:
-    """Return a group's name in metrics and files: its ids, abbreviated for a large group.
+    """Return a group's name for metrics and files: its worker ids, abbreviated for large groups.
 
     >>> name_of((1, 2, 4)), name_of(tuple(range(3, 301)))
     ('1,2,4', '3,4,...,300')
@@ -114,7 +116,7 @@ def name_of(group: Sequence[int]) -> str:
 
 
 def uneven(groups: Groups) -> str | None:
-    """Return a warning if an update averages far more workers than another one, else None."""
+    """Return a warning if one group has far more workers than another group, else None."""
     smallest, largest = min(groups, key=len), max(groups, key=len)
     if len(largest) < _UNEVEN * len(smallest):
         return None
@@ -127,19 +129,19 @@ def uneven(groups: Groups) -> str | None:
 
 
 def propose_groups(speeds: Mapping[int, float], nb_workers: int) -> Groups:
-    """Group workers of similar speed. The number of groups follows from the speeds.
+    """Group workers of similar speed. The number of groups follows from the workers' speeds.
 
     The logarithms of the speeds are clustered by optimal one-dimensional k-means. k is the smallest
     number for which every worker is at most 1.4 times as fast as the slowest worker of its group,
-    so no worker waits for more than 29 % of a round. With similar speeds there is one group.
+    so no worker waits for more than 29 % of a round. If all speeds are similar, k is 1.
 
     Args:
-        speeds: Worker -> samples per second, above 0. A missing worker gets a group with no other
-            member.
-        nb_workers: n; the groups contain workers 1..n.
+        speeds: Worker id -> samples per second, above 0. A worker without a speed gets a group of
+            one worker.
+        nb_workers: Number n of workers; the groups contain workers 1..n.
 
     Returns:
-        Groups in the order of their lowest member, members ascending.
+        Groups of worker ids in the order of their lowest member; members are ascending.
 
     Source: Jiang et al. (CCGrid 2019): groups by clustering of measured speeds. Differences: the
     published code always makes three groups, and its clusters depend on the start values.
@@ -154,13 +156,13 @@ def propose_groups(speeds: Mapping[int, float], nb_workers: int) -> Groups:
 
 
 def _clusters(values: Sequence[float], width: float) -> list[int]:
-    """Return where ascending values are cut into the fewest k-means clusters within `width`.
+    """Cut ascending values into the fewest k-means clusters that each span at most `width`.
 
     Dynamic programming: f_k(p) is the least sum of squares of the first p values in k clusters,
     with ``f_k(p) = min over q < p of f_(k-1)(q) + squares(q, p)``.
 
     Returns:
-        [k + 1] cuts, from 0 to the number of values.
+        [k + 1] indices into `values` at which clusters begin or end, from 0 to len(values).
     """
     import numpy as np
 
@@ -168,7 +170,7 @@ def _clusters(values: Sequence[float], width: float) -> list[int]:
     ascending = np.asarray(values, np.float64) - values[0]
     sums = np.concatenate([[0.0], np.cumsum(ascending)])
     square_sums = np.concatenate([[0.0], np.cumsum(ascending**2)])
-    count = np.arange(size + 1)[None, :] - np.arange(size + 1)[:, None]  # [q, p]
+    count = np.arange(size + 1)[None, :] - np.arange(size + 1)[:, None]  # [q, p]: number of values
     totals = sums[None, :] - sums[:, None]
     squares = square_sums[None, :] - square_sums[:, None] - totals**2 / np.maximum(count, 1)
     squares = np.where(count > 0, np.maximum(squares, 0.0), np.inf)
@@ -187,17 +189,18 @@ def _clusters(values: Sequence[float], width: float) -> list[int]:
 
 
 def throughput(groups: Groups, speeds: Mapping[int, float]) -> float:
-    """Return samples per second of all groups; the slowest worker sets the pace of a group."""
+    """Return all groups' samples per second; a group is as fast as its slowest worker allows."""
     known = [[speeds[worker] for worker in group if worker in speeds] for group in groups]
     return sum(len(group) * min(group) for group in known if group)
 
 
 def gain(current: Groups, proposed: Groups, speeds: Mapping[int, float]) -> float:
-    """Predict the gain of a change of groups, as a fraction; 0 means no gain.
+    """Predict the gain from replacing `current` groups by `proposed`, as a fraction; 0: no gain.
 
     The gain is the relative change in samples per second. If samples per second fall so far that
-    changing back would be worthwhile, the result is this loss. Otherwise the result is at least the
-    gain in freshness: the mean staleness Y over all updates is the number of groups.
+    changing back would be worthwhile, the result is this (negative) gain. If samples per second do
+    not fall so far, the result is at least the gain in freshness: the mean staleness Y over all
+    updates is the number of groups, so fewer groups make updates fresher.
     """
     before, after = throughput(current, speeds), throughput(proposed, speeds)
     if not before or not after:
@@ -212,19 +215,19 @@ def gain(current: Groups, proposed: Groups, speeds: Mapping[int, float]) -> floa
 
 
 def is_worth_changing(current: Groups, proposed: Groups, speeds: Mapping[int, float]) -> bool:
-    """Return True if groups should change during a run."""
+    """Return True if a run should replace its `current` groups of workers by `proposed`."""
     return current != proposed and gain(current, proposed, speeds) > _LEAST_GAIN
 
 
 def shares(groups: Groups, speeds: Mapping[int, float]) -> dict[int, float]:
-    """Return each worker's part of the training set, chosen so that all groups finish together.
+    """Return worker -> fraction of the training set with which all groups finish together.
 
     ``p_w = s_g / sum over h of n_h s_h``, where s_g is the lowest speed in group g and n_h is the
-    size of group h. Parts within a group are equal. A group without a measured speed counts as the
-    slowest.
+    size of group h. Workers of one group get equal fractions. A group without a measured speed
+    counts as the slowest group.
 
-    Source: Jiang et al. (CCGrid 2019) and their published code. Differences: the parts are not
-    rounded, so that no data are lost.
+    Source: Jiang et al. (CCGrid 2019) and their published code. Differences: the fractions are not
+    rounded, so that no training data are left out.
     """
     slowest = min(speeds.values(), default=1.0)
     paces = {
@@ -237,6 +240,6 @@ def shares(groups: Groups, speeds: Mapping[int, float]) -> dict[int, float]:
 
 
 def format_shares(parts: Mapping[int, float]) -> str:
-    """Format shares as --data_sharding_file reads them: one line per worker, in order of id."""
+    """Format workers' data fractions for --data_sharding_file: one line per worker, by id."""
     edges = [math.fsum(list(parts.values())[:count]) for count in range(len(parts))] + [1.0]
     return "".join(f"{start!r} {end!r}\n" for start, end in itertools.pairwise(edges))

@@ -1,4 +1,4 @@
-"""BSP, ASP, SSP and GSP as one rule with two parameters: groups and a staleness bound.
+"""BSP, ASP, SSP and GSP as one synchronization rule with groups and a staleness bound.
 
 Source: Jiang et al. (CCGrid 2019) for groups, Ho et al. (NIPS 2013) for the bound;
 docs/methods/grouping_sgd.md.
@@ -25,15 +25,15 @@ from thinwire.ops.types import ConfigurationError, State
 
 @dataclasses.dataclass(frozen=True)
 class GroupSync:
-    """Settings of the rule: groups of workers that step together, and a bound on running ahead.
+    """Settings of BSP, ASP, SSP or GSP: groups that step together, and a bound on running ahead.
 
     Attributes:
         groups: Groups of worker ids; each of 1..n is in exactly one group. One group of all workers
-            is BSP, groups of one worker are ASP.
-        bound: A worker that has finished c iterations may start the next one while
-            ``c - min(c of live workers) <= bound``; None lets every worker proceed.
-        auto: Settings of groups that are formed from measured speeds; `groups` is then used only in
-            the warm-up. None if groups do not change.
+            makes the rule BSP, groups of one worker make the rule ASP.
+        bound: Staleness bound. A worker that has finished c iterations may start the next iteration
+            while ``c - min(c of live workers) <= bound``; None lets every worker proceed.
+        auto: Settings for forming groups from measured speeds after the warm-up, in which `groups`
+            is used. None if groups do not change.
     """
 
     takes_all: ClassVar[bool] = True
@@ -60,7 +60,7 @@ class GroupSync:
 
     @property
     def waits_for_start(self) -> bool:
-        """True if the run starts only when all workers have joined: a group has several workers."""
+        """True if a group has 2 or more workers: the run starts when all workers have joined."""
         return any(len(group) > 1 for group in self.groups)
 
     @property
@@ -69,28 +69,28 @@ class GroupSync:
         return [len(group) for group in self.groups]
 
     def start(self, generation: int = 0) -> GroupRounds:
-        """Return the rule with an empty state, without workers."""
+        """Return the synchronization rule in its start state, without workers."""
         return GroupRounds(self.groups, self.bound)
 
     def without_bound(self) -> GroupSync:
-        """Return the rule of a shard that follows shard 0. Only shard 0 lets workers proceed."""
+        """Return the settings for a shard that follows shard 0: only shard 0 holds workers back."""
         return FollowingGroupSync(self.groups)
 
 
 @dataclasses.dataclass(frozen=True)
 class FollowingGroupSync(GroupSync):
-    """The same settings for a shard that lets workers in when shard 0 has let them in."""
+    """Settings for a shard that follows shard 0: workers join a round when they join at shard 0."""
 
     def start(self, generation: int = 0) -> GroupRounds:
-        """Return the rule with an empty state, without workers."""
+        """Return the synchronization rule in its start state, without workers."""
         return FollowingRounds(self.groups)
 
 
 @dataclasses.dataclass(frozen=True)
 class ClosedGroupSync(GroupSync):
-    """One group of workers that need each other during a round, not only at its end.
+    """Settings of one group of workers that exchange data during a round, not only at its end.
 
-    A joiner becomes live when a round is released, never during a round.
+    A joining worker becomes live when a round is released, never during a round.
     """
 
     def start(self, generation: int = 0) -> GroupRounds:
@@ -101,21 +101,22 @@ class ClosedGroupSync(GroupSync):
 class GroupRounds(WorkerSets):
     """The rule in use (a `SyncRule`): states of workers, and counts by group and by clock.
 
-    The counts avoid a loop over all workers for each push. A round takes the oldest arrival of each
-    member.
+    The clock of a worker is its number of finished iterations. The counts avoid a loop over all
+    workers for each push. A round takes the oldest waiting push of each member of a group.
 
     Attributes:
-        groups: Current groups.
-        bound: How many iterations a worker may be ahead of the slowest; None for any number.
+        groups: Current groups of worker ids.
+        bound: How many iterations a worker may be ahead of the slowest worker; None for no limit.
     """
 
     def __init__(self, groups: Groups, bound: int | None = None, closed: bool = False) -> None:
-        """Start without workers.
+        """Start the rule without workers.
 
         Args:
             groups: Groups of worker ids; each of 1..n is in exactly one group.
-            bound: How many iterations a worker may be ahead of the slowest; None for any number.
-            closed: True if joiners must not enter while a member is in a round.
+            bound: How many iterations a worker may be ahead of the slowest worker; None for no
+                limit.
+            closed: True if a joining worker must not become live while a member is in a round.
         """
         super().__init__()
         self.bound, self._closed_to_joiners = bound, closed
@@ -123,7 +124,7 @@ class GroupRounds(WorkerSets):
         self._held: list[int] = []  # live workers, new or after a round, that must wait
         self._dirty: list[int] = []  # numbers of groups that `advance` must process, ascending
         self._num_live: dict[int, int] = {}  # group -> number of live members
-        self._num_submitted: dict[int, int] = {}  # group -> number of members with an arrival
+        self._num_submitted: dict[int, int] = {}  # group -> number of members with a waiting push
         self._levels: dict[int, int] = {}  # clock -> number of live workers with this clock
         # The first `_num_blocked` workers of `_held` have clocks above `_blocked_above`, so that
         # `_let_proceed` skips these workers while `_blocked_above` is the limit.
@@ -142,7 +143,7 @@ class GroupRounds(WorkerSets):
 
     @property
     def waits_for_start(self) -> bool:
-        """True if the run starts only when all workers have joined: a group has several workers."""
+        """True if a group has 2 or more workers: the run starts when all workers have joined."""
         return any(len(group) > 1 for group in self.groups)
 
     def group_of(self, worker: int) -> int:
@@ -154,7 +155,7 @@ class GroupRounds(WorkerSets):
         return self._names[self._numbers[worker]]
 
     def fellows(self, worker: int) -> Sequence[int]:
-        """Return the live workers of the worker's group."""
+        """Return the live workers of the worker's group, including the worker itself."""
         return [member for member in self.groups[self._numbers[worker]] if self.is_live(member)]
 
     def draws(self) -> Sequence[Draw]:
@@ -165,19 +166,19 @@ class GroupRounds(WorkerSets):
         """Do nothing: all live workers take part in each round."""
 
     def pause(self) -> None:
-        """Let no worker proceed that finishes a round, until `regroup`."""
+        """Hold every worker that finishes a round until `regroup` is called."""
         self._paused = True
 
     def is_quiescent(self) -> bool:
-        """Return True if every live worker has finished its round and may not proceed."""
+        """Return True if every live worker has finished its round and waits to proceed."""
         return len(self._held) == len(self._live)
 
     def regroup(self, groups: Groups) -> None:
-        """Continue with the same workers in other groups.
+        """Continue with the same workers in new groups.
 
-        Pushes that wait for their round wait for the round of their new group. Members of a group
-        step together, so all members take over the lowest of their clocks. A worker that is
-        computing is then no further ahead than the bound allows.
+        A push that waits for its round now waits for the round of its worker's new group. Members
+        of a group step together, so all members take over the lowest clock of the new group. A
+        worker that is computing is then no further ahead of the slowest worker than the bound.
         """
         self._set_groups(groups)
         self._num_live, self._num_submitted, self._levels = {}, {}, {}
@@ -196,16 +197,16 @@ class GroupRounds(WorkerSets):
     # -- workers ----------------------------------------------------------------------------
 
     def joiners(self) -> Sequence[Joiners]:
-        """Return the members of groups that have not finished a round yet."""
+        """Return, by group, the workers that have not finished a round of their group yet."""
         waiting = tuple(worker for worker in self._joining if self._has_fellows(worker))
         return [*self._entered, *([Joiners(waiting)] if waiting else [])]
 
     def _has_fellows(self, worker: int) -> bool:
-        """Return True if the worker's group has other members."""
+        """Return True if the worker's group has two or more members."""
         return len(self.groups[self._numbers[worker]]) > 1
 
     def expect(self, joiners: Sequence[Joiners]) -> None:
-        """Do nothing: this is shard 0, which lets workers in."""
+        """Do nothing: this rule runs on shard 0, which decides when workers join a round."""
 
     def join(self, worker: int) -> None:
         """Announce a worker, which becomes live at the next round boundary of its group."""
@@ -228,17 +229,17 @@ class GroupRounds(WorkerSets):
         self._mark_dirty(worker)
 
     def waiting(self) -> set[int]:
-        """Return the live workers that wait for their round or for permission to proceed."""
+        """Return the live workers that wait for a complete round or for permission to proceed."""
         return {*self._submitted, *self._held}
 
     def may_proceed(self, worker: int) -> bool:
-        """Return True if a live worker may do its next round."""
+        """Return True if a live worker may compute its next round."""
         return self.is_live(worker) and worker not in self._held
 
     # -- arrivals ---------------------------------------------------------------------------
 
     def submit(self, arrival: ArrivalToken, now: float) -> None:
-        """Add an arrival of a live worker. An arrival that is added twice counts once."""
+        """Add a push of a live worker. A push that is added twice counts once."""
         arrivals = self._submitted.setdefault(arrival.worker, [])
         if not arrivals:
             group = self._numbers[arrival.worker]
@@ -248,7 +249,7 @@ class GroupRounds(WorkerSets):
             bisect.insort(arrivals, arrival)
 
     def withdraw(self, worker: int, step: int) -> None:
-        """Remove all arrivals of a worker. Its round waits for another push of the worker."""
+        """Remove all waiting pushes of a worker. Its round waits for the worker's next push."""
         self._void[worker] = max(step, self._void.get(worker, 0))
         if self.is_live(worker):
             self._over[worker] = max(step, self._over.get(worker, 0))
@@ -256,10 +257,10 @@ class GroupRounds(WorkerSets):
             self._mark_dirty(worker)
 
     def advance(self, now: float) -> Advance:
-        """Release complete rounds, let joiners in, and let workers proceed.
+        """Release complete rounds, make joining workers live, and let workers proceed.
 
         Returns:
-            Released rounds, and workers that may proceed. A new worker that may proceed may pull.
+            Released rounds, and workers that may proceed: a new worker may then pull the weights.
         """
         released: list[tuple[ArrivalToken, ...]] = []
         dirty, self._dirty = self._dirty, []
@@ -276,7 +277,7 @@ class GroupRounds(WorkerSets):
         return Advance(released, self._let_proceed(), has_entered=has_entered)
 
     def over(self) -> Mapping[int, int]:
-        """Return worker -> newest released or withdrawn step, in groups where pushes wait."""
+        """Return worker -> newest released or withdrawn step, in groups with waiting pushes."""
         waits = {self._numbers[worker] for worker in self._submitted}
         members = [worker for worker in self._live if self._numbers[worker] in waits]
         steps = (
@@ -285,7 +286,7 @@ class GroupRounds(WorkerSets):
         return {worker: max(released, withdrawn) for worker, released, withdrawn in steps}
 
     def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
-        """Release waiting pushes up to these steps of workers, as one update for each group."""
+        """Release waiting pushes up to the workers' steps in `over`, as one update per group."""
         late: dict[int, list[int]] = {}
         for worker in sorted(self._submitted):
             if self._submitted[worker][0].step <= over.get(worker, 0):
@@ -311,7 +312,7 @@ class GroupRounds(WorkerSets):
             arrivals = self._submitted[worker]
             taken.append(arrivals.pop(0))
             self._over[worker] = max(taken[-1].step, self._over.get(worker, 0))
-            if arrivals:  # for the next round
+            if arrivals:  # the worker's next push waits for the next round
                 self._mark_dirty(worker)
             else:
                 self._drop_arrivals(worker)
@@ -322,15 +323,15 @@ class GroupRounds(WorkerSets):
         return tuple(taken)
 
     def _in_round(self, number: int) -> bool:
-        """Return True if members of the group are computing and need each other."""
+        """Return True if live members of the group compute in a round that is not finished."""
         return bool(self._num_live.get(number, 0)) and not self._held
 
     def _admit(self, number: int, at_boundary: bool) -> None:
-        """Make the joiners of the group live that may enter now.
+        """Make those joining workers of the group live that may take part in a round now.
 
         Args:
-            number: Number of the group.
-            at_boundary: True if no push of the group waits for its round.
+            number: Number of the group, an index into `groups`.
+            at_boundary: True if no push of the group waits to be released.
         """
         if not at_boundary or (self._closed_to_joiners and self._in_round(number)):
             return
@@ -346,11 +347,11 @@ class GroupRounds(WorkerSets):
         return [worker for worker in self._joining if self._numbers[worker] == number]
 
     def _enter(self, worker: int) -> None:
-        """Make a joiner live. The joiner proceeds when the bound allows it.
+        """Make a joining worker live. The worker proceeds when the staleness bound allows it.
 
-        A returning worker must neither hold back other workers nor run ahead of them, so its clock
-        is at least the lowest clock. Members of a group step together, so a joiner takes over the
-        clock of a live member.
+        A returning worker must neither hold back other workers nor run ahead of other workers, so
+        its clock is at least the lowest clock. Members of a group step together, so a joining
+        worker takes over the clock of a live member.
         """
         number = self._numbers[worker]
         group = self.groups[number]
@@ -364,7 +365,7 @@ class GroupRounds(WorkerSets):
         self._held.append(worker)
 
     def _let_proceed(self) -> list[int]:
-        """Return the workers that may proceed. A worker is blocked until the slowest advances."""
+        """Return the workers that the staleness bound lets proceed to their next iteration."""
         held = self._held
         if self._paused:
             return []
@@ -379,13 +380,13 @@ class GroupRounds(WorkerSets):
         return proceeding
 
     def _mark_dirty(self, worker: int) -> None:
-        """Make the next `advance` process the worker's group."""
+        """Make the next call of `advance` process the worker's group."""
         group = self._numbers[worker]
         if not contains(self._dirty, group):
             bisect.insort(self._dirty, group)
 
     def _move_clock(self, old: int | None, new: int | None) -> None:
-        """Count a live worker at clock `new` instead of `old`; None is no clock."""
+        """Count a live worker at clock `new` instead of `old`; None: new or removed worker."""
         if new is not None:
             self._levels[new] = self._levels.get(new, 0) + 1
         if old is not None:
@@ -396,7 +397,7 @@ class GroupRounds(WorkerSets):
     # -- state ------------------------------------------------------------------------------
 
     def state_dict(self, soft: bool) -> State:
-        """Return the part of the state that survives a restart, or with `soft` the whole state."""
+        """Return the rule's state that survives a restart; with `soft` the whole state."""
         if not soft:
             return {
                 "clocks": {str(worker): clock for worker, clock in self._clocks.items()},
@@ -424,7 +425,7 @@ class GroupRounds(WorkerSets):
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore a state from `state_dict`."""
+        """Restore the rule's state from the result of `state_dict`."""
         if not soft:
             self._clocks = {int(worker): clock for worker, clock in state["clocks"].items()}
             self._void = {int(worker): step for worker, step in state["void"].items()}
@@ -441,44 +442,44 @@ class GroupRounds(WorkerSets):
 
 
 class FollowingRounds(GroupRounds):
-    """The rule in use on a shard that follows shard 0.
+    """The synchronization rule in use on a shard that follows shard 0.
 
     The rounds of two shards may be one push apart: one shard releases the push of worker A alone,
-    and the other shard merges it with the push of worker B, which joined in between. A joiner that
-    enters this shard at the end of a round could make the rounds two pushes apart. Each shard would
-    then wait for a push of a worker that waits at the other shard. So a joiner enters where shard 0
-    has let the joiner in, even in the middle of a round.
+    and the other shard merges this push with the push of worker B, which joined in between. If a
+    worker joined this shard at the end of a round, the rounds could be two pushes apart. Each shard
+    would then wait for a push of a worker that waits at the other shard. So a worker joins the same
+    round on this shard as on shard 0, even in the middle of the round.
     """
 
     def __init__(self, groups: Groups) -> None:
-        """Start without workers."""
+        """Start the rule without workers."""
         super().__init__(groups)
-        self._expected: Sequence[Joiners] = ()  # workers that have finished no round at shard 0
+        self._expected: Sequence[Joiners] = ()  # new workers that finished no round at shard 0 yet
 
     def expect(self, joiners: Sequence[Joiners]) -> None:
-        """Replace the expected joiners by the joiners of shard 0."""
+        """Replace the expected joining workers by the joining workers of shard 0."""
         self._expected = tuple(joiners)
         for worker in self._joining:
             self._mark_dirty(worker)
 
     def advance(self, now: float) -> Advance:
-        """Let joiners in, then release complete rounds: no round is released without joiners."""
+        """Make joining workers live, then release complete rounds, which need their pushes."""
         for number in self._dirty:
             self._admit(number, at_boundary=False)
         return super().advance(now)
 
     def _admit(self, number: int, at_boundary: bool) -> None:
-        """Make the joiners of the group live that shard 0 has let in, even in mid-round."""
+        """Make those joining workers live that are live at shard 0, even in mid-round."""
         for worker in self._joining_of(number):
             if self._may_enter(worker):
                 self._enter(worker)
 
     def _may_enter(self, worker: int) -> bool:
-        """Return True if the worker may enter, because this shard has caught up with shard 0.
+        """Return True if the worker may become live, because this shard has caught up with shard 0.
 
-        All steps that were released or withdrawn at shard 0 before the worker entered there must be
-        released or withdrawn on this shard, too. A worker that is not listed has finished a round
-        at shard 0 before this shard started, and may enter.
+        All pushes that shard 0 had released or withdrawn before the worker became live there must
+        be released or withdrawn on this shard, too. A worker that is not in `_expected` finished a
+        round at shard 0 before this shard started, and may become live.
         """
         joiners = next((item for item in self._expected if worker in item.workers), None)
         if joiners is None:
@@ -489,8 +490,8 @@ class FollowingRounds(GroupRounds):
     def _is_over(self, worker: int, step: int) -> bool:
         """Return True if no push of the worker up to this step may still be released on this shard.
 
-        A worker that has released nothing since this shard started has no push to wait for: the
-        shard refuses pushes from before the start.
+        A worker with no released push since this shard started has no push to wait for: the shard
+        refuses pushes from before its start.
         """
         if not self.is_live(worker):
             return True
@@ -499,19 +500,19 @@ class FollowingRounds(GroupRounds):
         return self._over.get(worker, step) >= step
 
     def state_dict(self, soft: bool) -> State:
-        """Return the clocks, which survive a restart, or with `soft` the whole state."""
+        """Return the workers' clocks, which survive a restart; with `soft` the whole state."""
         state = super().state_dict(soft)
         return state | {"expected": _as_plain(self._expected)} if soft else state
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore a state from `state_dict`."""
+        """Restore the rule's state from the result of `state_dict`."""
         super().load_state_dict(state, soft)
         if soft:
             self._expected = _of_plain(state["expected"])
 
 
 def _without(joiners: Sequence[Joiners], gone: Collection[int]) -> list[Joiners]:
-    """Return the joiners without the workers in `gone`."""
+    """Return the sets of joining workers without the workers in `gone`."""
     remaining = []
     for group in joiners:
         workers = tuple(worker for worker in group.workers if worker not in gone)
@@ -536,7 +537,7 @@ def _of_plain(joiners: Sequence[Sequence[Any]]) -> list[Joiners]:
 
 @dataclasses.dataclass(frozen=True)
 class SyncChoice:
-    """A value of --sync: the groups that it forms by default, and the flags that it accepts."""
+    """A value of --sync: the groups of workers that it forms, and the flags that it accepts."""
 
     groups: Callable[[int], Groups]
     takes_groups: bool
@@ -544,7 +545,7 @@ class SyncChoice:
     needs_bound: bool = False
 
 
-#: --sync value -> settings to make a GroupSync.
+#: Value of --sync (bsp, asp, ssp, gsp) -> how `make_rule` makes its GroupSync.
 SYNC_RULES: dict[str, SyncChoice] = {
     "bsp": SyncChoice(one_group, takes_groups=False, takes_bound=False),
     "asp": SyncChoice(groups_of_one, takes_groups=False, takes_bound=False),
@@ -560,11 +561,11 @@ def make_rule(
     bound: int | None = None,
     auto: AutoGroups | None = None,
 ) -> GroupSync:
-    """Make the rule that --sync, --groups and --staleness_bound describe.
+    """Make the synchronization rule that --sync, --groups and --staleness_bound describe.
 
     Raises:
-        ConfigurationError: Groups or a bound are given for a rule without groups or bound, a bound
-            is missing, or the groups are not a partition of 1..nb_workers.
+        ConfigurationError: Groups or a bound are given for a --sync value that takes none, a
+            needed bound is missing, or the groups are not a partition of 1..nb_workers.
     """
     choice = SYNC_RULES[name]
     if (groups is not None or auto is not None) and not choice.takes_groups:

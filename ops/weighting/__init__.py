@@ -1,8 +1,8 @@
-"""Weightings of stale updates: full weight, less with age, less per entry, or compensated.
+"""Weightings of stale updates: full weight, less weight by age or per entry, or compensation.
 
-A `Weighting` scales the updates of a release before they are merged. The scale depends on the
-number of updates that the shard has applied since the weights at which the update was computed.
-`WEIGHTINGS` has a row for each value of --weighting.
+A `Weighting` scales the workers' updates of a round before the shard merges the updates. The scale
+depends on the number of updates that the shard has applied since the version of the weights at
+which the update was computed. `WEIGHTINGS` has a row for each value of the flag --weighting.
 """
 
 from thinwire.ops.weighting.base import Arrival, ReleaseContext, Weighting, staleness

@@ -1,7 +1,8 @@
 """The interface of weightings, which scale stale updates.
 
-A weighting gets the updates of one release, with the version at which each update was computed,
-and returns the scaled updates. Its state is plain data.
+A weighting gets the workers' updates that a shard merges in one release. With each update comes the
+version of the weights at which the update was computed. The weighting returns the scaled updates.
+The state of a weighting is plain data.
 """
 
 from __future__ import annotations
@@ -20,60 +21,61 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Arrival:
-    """One worker's update at the moment of its release."""
+    """One worker's update at the moment when the shard merges it with other workers' updates."""
 
     worker: int
     update: Update
-    base_version: int  # shard version that the worker held when it pushed
+    base_version: int  # version of the shard's weights that the worker had when it pushed
     step: int = 0  # step number of the push; 0: unknown
     lag: int = 0  # base_version minus the version at which the update was computed
     samples: int = 0  # number of training examples behind the update; 0: unknown
-    learning_rate: float | None = None  # learning rate set by the script; None: not set
-    loss_scale: float = 0.0  # factor of the loss when the update was computed; 0: no factor
-    overflow: bool = False  # the gradient overflowed at this loss scale, and the update is empty
+    learning_rate: float | None = None  # learning rate set by the user's script; None: not set
+    loss_scale: float = 0.0  # factor on the loss when the update was computed; 0: no factor
+    overflow: bool = False  # True if the gradient overflowed at `loss_scale`: the update is empty
     optimizer: int = 0  # number of the script's optimizer that applies the update
     batch_parts: int = 0  # consumed parts of the script's batches; nb_workers parts are one batch
-    change: Update | None = None  # weight changes that the script made itself
-    blocks: tuple[Block | WireBlock, ...] | None = None  # coded update, if it may be relayed
+    change: Update | None = None  # weight changes that the user's script made itself; None: none
+    blocks: tuple[Block | WireBlock, ...] | None = None  # coded update; None: must not be relayed
 
     @property
     def computed_at(self) -> int:
-        """Shard version at which the update was computed."""
+        """Version of the shard's weights at which the worker computed the update."""
         return self.base_version - self.lag
 
 
 @dataclasses.dataclass(frozen=True)
 class ReleaseContext:
-    """State of the shard that a weighting may use."""
+    """The shard's data that a weighting may use when the shard merges updates."""
 
-    version: int  # T: updates applied so far
-    oldest_base: int  # smallest base version that a live worker may still push from
+    version: int  # T: number of updates that the shard has applied so far
+    oldest_base: int  # oldest version of the weights from which a live worker may still push
     kernels: Kernels
-    theta: Float32  # [n], read-only: the weights before this release
-    copies: Mapping[int, Float32]  # version -> weights [n] of it, if `needs_copies`
-    # Worker -> weights [n] that the worker holds, for workers with sparse replies (if needed).
+    theta: Float32  # [n] float32, read-only: the shard's weights before this release
+    copies: Mapping[int, Float32]  # version -> the weights [n] at it; empty without `needs_copies`
+    # Worker -> weights [n] that the worker has. Only workers that get sparse replies are listed,
+    # and only if `Weighting.needs_copies`.
     replicas: Mapping[int, Float32] = dataclasses.field(default_factory=dict)
 
 
 class Weighting(Policy, Protocol):
-    """Scales the updates of a release."""
+    """Scales the workers' updates that a shard merges in one release."""
 
     @property
     def needs_copies(self) -> bool:
         """True if the shard must keep the weights that it last sent to each worker."""
 
     def init(self, size: int, version: int = 0) -> State:
-        """Return the state before any update.
+        """Return the weighting's state before the shard applies an update.
 
         Args:
-            size: The shard's number of entries.
-            version: Number of updates that the run has already applied, to another model.
+            size: The shard's number of weights.
+            version: Number of updates that the run has already applied to an earlier model.
         """
 
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
-        """Return the arrivals with scaled updates, without the arrivals that are dropped."""
+        """Return the arrivals with scaled updates, without dropped ones; and the new state."""
 
 
 def staleness(version: int, computed_at: int) -> int:

@@ -1,4 +1,4 @@
-"""A weighting by the number of training examples behind an update."""
+"""A weighting that scales updates by the number of training examples behind each update."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from thinwire.ops.weighting.by_staleness import StatelessWeighting, scaled
 
 @dataclasses.dataclass(frozen=True)
 class BySamples(StatelessWeighting):
-    """Scale each update of a release by its share of the training examples.
+    """Scale each worker's update by its fraction of the training examples behind all updates.
 
-    A release has m updates with N examples in total. An update of n examples is multiplied by
+    A release merges m updates with N examples in total. An update from n examples is multiplied by
     ``n * m / N``, so the mean of the updates is the mean over all examples. If all updates have
-    the same number of examples, no update is multiplied.
+    the same number of examples, all updates stay unchanged.
     """
 
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
-        """Return the arrivals with each update multiplied by its share of the examples."""
+        """Return the arrivals, each update multiplied by its fraction of the training examples."""
         counts = [arrival.samples for arrival in arrivals]
         total = sum(counts)
         if not total or min(counts) == max(counts):

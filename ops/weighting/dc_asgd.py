@@ -12,12 +12,12 @@ from thinwire.ops.weighting.base import Arrival, ReleaseContext
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: --dcasgd_variant value -> lambda when --dcasgd_lambda is not given.
+#: Value of --dcasgd_variant -> strength lambda of the compensation if --dcasgd_lambda is not given.
 DEFAULT_LAMBDAS = {"constant": 0.04, "adaptive": 2.0}
 DEFAULT_DECAY = 0.95
 BACKUPS = ("per_worker", "global_prev")
 
-#: Key of the mean squares that all workers share, with ``global_prev``.
+#: Key of the mean squares that all workers share with --dcasgd_backup=global_prev.
 _EVERYBODY = "all"
 
 
@@ -26,16 +26,16 @@ class DcAsgd:
     """Add L * g * g * (theta - base) to a gradient g that was computed at `base`.
 
     The diagonal of g g^T approximates the Hessian in a first-order step from `base` to theta. In a
-    sparse update only the sent entries are compensated. An update whose base is unknown is not
-    compensated. The base is unknown if the worker left and returns with an older update.
+    sparse update only the sent entries are compensated. An update with an unknown base is not
+    compensated. The base is unknown if the worker has left and returns with an older update.
 
     Attributes:
-        dcasgd_lambda: Strength lambda of the compensation; None takes the variant's default.
+        dcasgd_lambda: Strength lambda of the compensation; None: the default of `dcasgd_variant`.
         dcasgd_variant: ``constant``: L = lambda. ``adaptive``: L = lambda / sqrt(m + 1e-7), m the
             running mean of g * g per entry and worker.
         dcasgd_decay: Decay of the running mean m, from 0 to below 1; None means 0.95.
-        dcasgd_backup: Choice of `base`. ``per_worker``: the weights at which the gradient was
-            computed. ``global_prev``: the weights before the shard's latest step, for every
+        dcasgd_backup: Choice of the base weights. ``per_worker``: the weights at which the gradient
+            was computed. ``global_prev``: the weights before the shard's latest update, for every
             worker; all workers then share one m.
 
     Source: Zheng et al. (ICML 2017), equations 10 and 14; docs/methods/grouping_sgd.md.
@@ -47,7 +47,7 @@ class DcAsgd:
     dcasgd_backup: str = "per_worker"
 
     def __post_init__(self) -> None:
-        """Reject unknown words, numbers out of range, and a decay that has no effect."""
+        """Reject unknown variants and backups, numbers out of range, and a decay without effect."""
         _check_word("dcasgd_variant", self.dcasgd_variant, tuple(DEFAULT_LAMBDAS))
         _check_word("dcasgd_backup", self.dcasgd_backup, BACKUPS)
         if self.dcasgd_lambda is not None and not 0 <= self.dcasgd_lambda < float("inf"):
@@ -68,18 +68,18 @@ class DcAsgd:
 
     @property
     def strength(self) -> float:
-        """Lambda, the strength of the compensation."""
+        """Strength lambda of the compensation: `dcasgd_lambda` or the variant's default."""
         strength = self.dcasgd_lambda
         return DEFAULT_LAMBDAS[self.dcasgd_variant] if strength is None else strength
 
     @property
     def decay(self) -> float:
-        """Decay of the running mean of squares."""
+        """Decay of the running mean of squared gradients, from 0 to below 1."""
         return DEFAULT_DECAY if self.dcasgd_decay is None else self.dcasgd_decay
 
     @property
     def shares_backup(self) -> bool:
-        """True if one backup of the weights serves all workers."""
+        """True if one backup of the weights is the base for the gradients of all workers."""
         return self.dcasgd_backup == "global_prev"
 
     @property
@@ -88,19 +88,21 @@ class DcAsgd:
         return self.strength > 0 and not self.shares_backup
 
     def init(self, size: int, version: int = 0) -> State:
-        """Return the state before any update; arrays are created at their first use."""
-        return {"mean_squares": {}}  # worker, or "all" -> running mean [n] float32
+        """Return the state before the first update; its arrays are created at their first use."""
+        # Worker id as text, or "all" -> running mean of squared gradients, [n] float32.
+        return {"mean_squares": {}}
 
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
-        """Return the arrivals, each compensated from its base; unchanged if lambda is 0."""
+        """Return the arrivals with compensated gradients; unchanged if lambda is 0."""
         if self.strength == 0:
             return list(arrivals), state
         compensated = [self._compensated(arrival, context, state) for arrival in arrivals]
         if self.shares_backup:
-            # Stored after compensating: the next release must get the weights from before the step
-            # that this release makes. The first release has no backup and is not compensated.
+            # The backup is stored after compensating: the base of the next release's gradients is
+            # the weights before this release's update. The first release has no backup and is not
+            # compensated.
             state["previous"] = context.theta.copy()  # [n] float32
         return compensated, state
 
@@ -115,7 +117,7 @@ class DcAsgd:
         return dataclasses.replace(arrival, update=Update(indices, values))
 
     def _base(self, arrival: Arrival, context: ReleaseContext, state: State) -> Float32 | None:
-        """Return the backup weights [n]; None if there is nothing to compensate."""
+        """Return the base weights [n]; None if they are unknown or equal to the current weights."""
         if self.shares_backup:
             return state.get("previous")
         if arrival.worker in context.replicas:
@@ -125,7 +127,7 @@ class DcAsgd:
         return context.copies.get(arrival.base_version)
 
     def _strength(self, arrival: Arrival, context: ReleaseContext, state: State) -> float | Float32:
-        """Return L: one number, or one per sent entry; fresh gradients also enter the mean."""
+        """Return L, as one number or one per sent entry; update the mean of squared gradients."""
         if self.dcasgd_variant == "constant":
             return self.strength
         import numpy as np

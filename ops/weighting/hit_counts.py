@@ -1,9 +1,10 @@
-"""Counts of the releases that hit each entry of a shard, so that long windows are not walked.
+"""Counts of the updates that hit each weight of a shard, to avoid loops over many updates.
 
-The state is a running count per entry, and copies of the counts at some versions, the marks. The
-hits since a mark are a difference of counts. Only the releases between the base version and the
-next mark are walked. The counts follow from the history of releases, so snapshots do not contain
-them. Short windows (few workers) have neither counts nor marks and cost nothing.
+An update hits a weight if it sends a value for the weight. The state is a running count per weight,
+and copies of the counts at some versions of the weights. The copies are called marks. The number of
+hits since a mark is a difference of counts, so that only the updates between a worker's base
+version and the next mark are read one by one. The counts follow from the history of updates, so
+snapshots do not contain the counts. Short windows of updates (few workers) need no counts or marks.
 """
 
 from __future__ import annotations
@@ -22,29 +23,30 @@ if TYPE_CHECKING:
     from thinwire.ops.kernels.base import HitSet
     from thinwire.ops.types import Int64
 
-#: Number of releases between two marks. Windows shorter than two intervals have no marks.
+#: Number of updates between two marks (copies of the counts). A window of fewer than two intervals
+#: has no marks.
 MARK_INTERVAL = 32
 
 
 def begin(size: int, longest_window: int) -> State:
-    """Return the state for a shard of `size` entries and windows up to `longest_window`."""
-    # Counts wrap around. A difference of counts is still exact if it fits the type, and no window
-    # has more hits than `longest_window`.
+    """Return the state for a shard of `size` weights and up to `longest_window` updates."""
+    # Counts wrap around. A difference of counts is still exact if it fits the dtype: a window has
+    # at most `longest_window` hits of one weight.
     dtype = np.uint16 if longest_window <= np.iinfo(np.uint16).max else np.uint32
     return {
         "walked": np.zeros(size, np.uint16),  # [size] scratch of kernels.hits; zero between calls
-        "counts": np.zeros(0, dtype),  # [size] hits since the first mark; empty: no marks
-        "num_dense": 0,  # releases since the first mark that hit every entry
-        "marks": [],  # {"version", "counts" [size], "num_dense"}, versions ascending
+        "counts": np.zeros(0, dtype),  # [size] hits since the first mark; [0] if there are no marks
+        "num_dense": 0,  # number of updates since the first mark that hit every weight
+        "marks": [],  # dicts of "version", "counts" [size] and "num_dense", versions ascending
     }
 
 
 def record(touched: HitSet, version: int, first: int, state: State) -> None:
-    """Record the release that follows `version`.
+    """Record which weights the update after `version` hits.
 
     Args:
-        touched: Unique positions that the release hits; None means all positions.
-        version: Number of updates applied before the release.
+        touched: Unique positions that the update hits; None means all positions.
+        version: Number of updates that the shard applied before this update.
         first: Oldest version from which hits may be counted.
         state: State from `begin`, changed in place.
     """
@@ -75,24 +77,24 @@ def since(
     kernels: Kernels,
     state: State,
 ) -> NDArray[np.int32]:
-    """Count, for each entry, the releases since version `base` that hit the entry.
+    """Count, for each weight, the updates since version `base` that hit the weight.
 
     Args:
-        base: Version from which hits are counted, at least `first`.
-        first: Version of history[0].
-        history: Positions that each release hit, or None if it hit all positions.
-        indices: [k] ascending positions of the entries to count for; None means all entries.
-        kernels: Kernels that count the hits of the walked releases.
+        base: Version of the weights from which hits are counted, at least `first`.
+        first: Version of the weights before the update of history[0].
+        history: Positions that each update hit, oldest first; None for an update that hit all.
+        indices: [k] ascending positions of the weights to count for; None means all weights.
+        kernels: Kernels that count the hits of the updates between `base` and the next mark.
         state: State from `begin`.
 
     Returns:
-        Number of hits per entry, [k] (or [size]) int32.
+        Number of hits per weight, int32: [k], or [size] if `indices` is None.
     """
     marks = state["marks"]
     mark = None
     if marks:
-        # Marks are one interval apart, so this is the first mark at `base` or later. Only a base
-        # before the first mark makes the walk longer than one interval.
+        # Marks are one interval apart, so `near` is the index of the first mark at `base` or later.
+        # Only if `base` is before the first mark, updates of more than one interval are read.
         near = (base - marks[0]["version"] + MARK_INTERVAL - 1) // MARK_INTERVAL
         mark = marks[max(0, near)] if near < len(marks) else None
     stop = len(history) if mark is None else mark["version"] - first

@@ -1,4 +1,4 @@
-"""AdaComp's damping: the weight of an entry falls with the number of updates that hit it."""
+"""AdaComp's damping: an entry of an update counts less, the more newer updates have hit it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: Largest number of forgotten releases that is counted. The sum with the hits within the window
-#: must fit an int32.
+#: Largest number of forgotten updates that is counted. The sum of this number and the hits within
+#: the window must fit an int32.
 _MOST_FORGOTTEN = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
 class PerEntry:
-    """Divides each entry by the number of updates that hit it since the worker's pull.
+    """Divides each update entry by the number of updates that hit its weight since the pull.
 
-    ``rate(i) = eta / max(1, sigma_i)``. sigma_i is the number of releases s with ``v <= s < T``
-    whose index set contains i; v is the version at which the update was computed, T the shard's
-    version. A fresh update has an empty window and is not damped.
+    ``rate(i) = eta / max(1, sigma_i)``. sigma_i is the number of updates s with ``v <= s < T`` that
+    have a value for weight i. v is the version of the weights at which the worker computed its
+    update, T is the shard's version. An update with v = T is not damped.
 
     Attributes:
-        window: Largest number of remembered releases. Older releases are forgotten even if a
-            worker still computes at an older version.
-        beyond_window: Treatment of an update that is older than the window. ``count``: the hits in
-            the window plus the number of forgotten releases are used, an upper bound of sigma.
+        window: Largest number of applied updates that the shard remembers. Older updates are
+            forgotten even if a worker still computes at an older version.
+        beyond_window: Treatment of an update that is older than the window. ``count``: sigma is
+            the number of hits in the window plus the number of forgotten updates, an upper bound.
             ``reject``: the update is dropped.
 
     Source: Hardy et al. (arXiv 1702.04683) and their published code; docs/methods/adacomp.md.
@@ -41,7 +41,7 @@ class PerEntry:
     needs_copies: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Reject an empty window, or an unknown value of `beyond_window`."""
+        """Reject a window below 1, or an unknown value of `beyond_window`."""
         if self.window < 1:
             raise ConfigurationError(
                 f"--staleness_window={self.window}: expected 1 or more remembered updates."
@@ -52,19 +52,19 @@ class PerEntry:
             )
 
     def init(self, size: int, version: int = 0) -> State:
-        """Return an empty history; `size` is the shard's number of entries."""
+        """Return a state with an empty history of updates; `size` is the number of weights."""
         from thinwire.ops.weighting import hit_counts
 
         return {
-            "first": version,  # version of history[0]
-            "history": [],  # ascending int32 [k] positions per release, or None for all
+            "first": version,  # version of the weights before the update of history[0]
+            "history": [],  # [k] int32 ascending positions of each update; None for all positions
             "scratch": hit_counts.begin(size, self.window),
         }
 
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
-        """Return the arrivals damped per entry, and record which entries the release hits."""
+        """Return the arrivals with damped updates, and record which weights the updates hit."""
         damped = [
             self._damped(arrival, context, state)
             for arrival in arrivals
@@ -101,7 +101,7 @@ class PerEntry:
 
 
 def _touched(arrivals: Sequence[Arrival]) -> NDArray[np.int32] | None:
-    """Return the union of the arrivals' positions as int32; None if an arrival is dense."""
+    """Return the union of the updates' positions as int32; None if an update is dense."""
     import numpy as np
 
     from thinwire.ops.kernels.numpy_ops import union

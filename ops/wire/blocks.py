@@ -1,9 +1,10 @@
-"""Blocks as bytes: positions near their entropy, values plain or with deflated exponents.
+"""Coding of blocks as bytes: positions near their entropy, values plain or partly deflated.
 
-An `IndexChooser` encodes blocks and remembers the smallest coding of each slot. Decoding is
-stateless and trusts no input: it checks lengths, ranges and order before it allocates memory for
-them, and raises `WireError` on any error. A block with only some ranges of its slot is coded as a
-uint32 (entries per range), then one bit per range, then the values of the present ranges.
+A block holds entries of one slot (tensor or slice). An `IndexChooser` encodes blocks and remembers
+the smallest coding of each slot. Decoding is stateless and trusts no input: it checks lengths,
+ranges and order before it allocates memory for them, and raises `WireError` on any error. A block
+with only some ranges of its slot is coded as a uint32 (entries per range), then one bit per range,
+then the values of the present ranges.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Int64
 
-_HEADER = struct.Struct("<I")  # entries per range
+_HEADER = struct.Struct("<I")  # start of a ranged block's header: the number of entries per range
 
 
 def num_ranges(size: int, block_entries: int) -> int:
@@ -44,7 +45,7 @@ def num_ranges(size: int, block_entries: int) -> int:
 
 
 def lengths(size: int, block_entries: int) -> Int64:
-    """Return the number of entries in each range, [n] int64; the last range may be shorter."""
+    """Return the number of entries in each range of a slot, [n] int64; the last can be shorter."""
     result = np.full(num_ranges(size, block_entries), block_entries)
     if result.size:
         result[-1] = size - (result.size - 1) * block_entries
@@ -52,7 +53,7 @@ def lengths(size: int, block_entries: int) -> Int64:
 
 
 def mask(block: RangedBlock) -> NDArray[np.bool_]:
-    """Return [size] bool: True for the entries of the slot that the block contains."""
+    """Return [size] bool: True for the entries of its slot that a ranged block contains."""
     return np.repeat(block.present, lengths(block.size, block.block_entries))
 
 
@@ -64,12 +65,12 @@ def described(block: RangedBlock) -> bytes:
 
 
 def decode(slot: int, values: CodedValues, head: memoryview, size: int) -> RangedBlock:
-    """Check and decode one ranged block.
+    """Check and decode one ranged block (a block with only some ranges of its slot).
 
     Args:
-        slot: Slot number of the block.
-        values: [k] coded values of the present ranges.
-        head: Header of the block, as `described` returns it.
+        slot: Number of the block's slot (tensor or slice).
+        values: [k] coded values of the present ranges, in order.
+        head: Received header of the block, as `described` returns it.
         size: Number of entries in the slot.
 
     Raises:
@@ -110,21 +111,21 @@ __all__ = [
 _NUMPY_DTYPES = {"float32": "<f4", "bfloat16": "<u2", "float16": "<f2", "int8": "|i1"}
 _OF_FEW_BITS = frozenset({ValueCoding.CODES, ValueCoding.DEFLATED_CODES})
 _UINT32_RANGE = 1 << 32
-#: Smallest saving for which to search for repeated gaps, as a fraction of the block's bytes: the
-#: search takes five times as long.
+#: Smallest saving for which deflate searches for repeated gaps, as a fraction of the block's bytes:
+#: deflating with the search takes five times as long as without it.
 _WORTH_A_SEARCH = 0.02
 
 
 class IndexCoding(enum.IntEnum):
-    """How positions are coded; the numbers are also used on the wire."""
+    """How the positions of a block's values are coded; messages contain these numbers."""
 
-    DENSE = 0
-    BITMAP = 1
-    RICE = 2
-    DEFLATED_GAPS = 3
-    UINT32 = 4
-    LOW_RANK = 6
-    RANGES = 7
+    DENSE = 0  # no positions: the block has all entries of its slot
+    BITMAP = 1  # one bit per entry of the slot
+    RICE = 2  # Golomb-Rice code of the gaps between positions
+    DEFLATED_GAPS = 3  # one deflated byte per gap
+    UINT32 = 4  # four bytes per position
+    LOW_RANK = 6  # no positions: a header of two matrix factors
+    RANGES = 7  # a bitmap of the ranges that the block has
 
 
 _CODINGS = frozenset(int(coding) for coding in IndexCoding)
@@ -136,24 +137,24 @@ _OF_SEVERAL = _OF_POSITIONS | {IndexCoding.DENSE}
 
 @dataclasses.dataclass(frozen=True)
 class WireBlock:
-    """One coded block, ready for a message."""
+    """One block of a tensor, coded as bytes for a message."""
 
-    slot: int  # number of the block's first slot
-    count: int  # number of values
+    slot: int  # number of the block's first slot (tensor or slice)
+    count: int  # number of values in the block
     coding: IndexCoding
-    coding_parameter: int  # low bits of RICE, rank of LOW_RANK, else 0
+    coding_parameter: int  # number of low bits for RICE, rank for LOW_RANK, 0 for other codings
     index_bytes: bytes | memoryview
     value_dtype: str
     scale: float
     value_bytes: bytes | memoryview  # plain values are a view of the block's array, unless LOW_RANK
     value_coding: ValueCoding = ValueCoding.PLAIN
-    chunk: int = 0  # entries per chunk of few-bit values; else 0
-    chunk_first: int = 0  # position of the block's first entry in its chunk
-    slots: int = 1  # number of slices that the block spans, from `slot` on
+    chunk: int = 0  # number of entries per chunk of few-bit values; 0 for other dtypes
+    chunk_first: int = 0  # position of the block's first entry in that entry's chunk
+    slots: int = 1  # number of consecutive slots that the block spans, from `slot` on
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes of the block in a payload."""
+        """Bytes of the block's positions and values in a message."""
         return len(self.index_bytes) + len(self.value_bytes)
 
 
@@ -161,20 +162,24 @@ class IndexChooser:
     """Encodes blocks with the smallest coding of each slot, and regularly tries all codings again.
 
     Attributes:
-        interval: Number of blocks of one slot between two trials.
-        state: Plain ints for each slot, or for the slots that a block spans: ``"<slot>.coding"``,
-            ``"<slot>.searches"`` (for repeated gaps), ``"<slot>.values"`` (a ValueCoding) and
-            ``"<slot>.blocks"`` (since the last trial). A chooser that gets this state from a
-            checkpoint produces the same bytes.
+        interval: Number of blocks of one slot (tensor or slice) from one trial of all codings to
+            the next.
+        state: Plain ints for each slot, or for the slots that a block spans: ``"<slot>.coding"``
+            (an IndexCoding), ``"<slot>.searches"`` (1: deflate searches for repeated gaps),
+            ``"<slot>.values"`` (a ValueCoding) and ``"<slot>.blocks"`` (number of blocks since the
+            last trial). A chooser that gets this state from a checkpoint produces the same bytes.
     """
 
     def __init__(self, interval: int = 50, state: dict[str, int] | None = None) -> None:
-        """Start with an empty state, or with the state of an earlier chooser."""
+        """Start with an empty state, or with a copy of the state of an earlier chooser."""
         self.interval = interval
         self.state = dict(state or {})
 
     def encode(self, block: Block | WireBlock) -> WireBlock:
-        """Return the block as bytes; dense values are not copied, a coded block stays unchanged."""
+        """Return the block coded as bytes, without a copy of dense values.
+
+        A `WireBlock`, which is coded already, is returned unchanged.
+        """
         if isinstance(block, WireBlock):
             return block
         if isinstance(block, LowRankBlock):
@@ -207,9 +212,10 @@ class IndexChooser:
     def _code_values(
         self, name: str, coding: IndexCoding, data: NDArray[Any]
     ) -> tuple[ValueCoding, bytes | memoryview]:
-        """Return the coding and the bytes of the values.
+        """Return the coding and the bytes of a block's values.
 
-        Call `_code` for the same block first: it counts the block, and a count of 1 marks a trial.
+        Call `_code` for the same block first: it counts the block, and a count of 1 marks a trial
+        of all codings.
         """
         plain = data.data.cast("B") if data.size else memoryview(b"")
         few = data.size < value_codings.LEAST_VALUES or data.itemsize == 1
@@ -245,7 +251,7 @@ class IndexChooser:
 
 
 def _name(block: Block) -> str:
-    """Return the key of a block's codings in the state; blocks with equal keys have equal sizes."""
+    """Return the prefix of a block's keys in the state; blocks with one prefix have equal sizes."""
     return f"{block.slot}" if block.slots == 1 else f"{block.slot}+{block.slots}"
 
 
@@ -265,9 +271,9 @@ def _factors_as_bytes(block: LowRankBlock) -> WireBlock:
 
 
 def _smallest(indices: Int64, size: int, value_bytes: int) -> tuple[IndexCoding, bool]:
-    """Return the smallest coding, and whether to search for repeated gaps.
+    """Return the smallest coding of positions, and whether deflate searches for repeated gaps.
 
-    Sizes are computed without coding, except that deflating must be tried.
+    The bytes of each coding are computed without coding, but the deflated bytes must be measured.
     """
     searches = False
     sizes = {
@@ -287,7 +293,7 @@ def _smallest(indices: Int64, size: int, value_bytes: int) -> tuple[IndexCoding,
 def _encode_as(
     coding: IndexCoding, indices: Int64, size: int, searches: bool
 ) -> tuple[IndexCoding, int, bytes]:
-    """Return (coding, best parameter of the coding, index bytes)."""
+    """Code positions; return (coding, best parameter of the coding, coded positions)."""
     parameter = 0
     if coding is IndexCoding.RICE:
         parameter, data = index_codings.encode_best_rice(indices)
@@ -315,32 +321,33 @@ def decode_block(
     chunk_first: int = 0,
     slots: int = 1,
 ) -> Block:
-    """Check and decode one block.
+    """Check and decode one received block.
 
     Args:
-        slot: Slot number of the block.
-        count: Number of values.
+        slot: Number of the block's first slot (tensor or slice).
+        count: Number of values in the block.
         coding: How the positions are coded, an IndexCoding.
-        coding_parameter: Low bits of RICE, rank of LOW_RANK, else 0.
+        coding_parameter: Number of low bits for RICE, rank for LOW_RANK, 0 for other codings.
         index_bytes: Coded positions; with LOW_RANK or RANGES the header of the factors or ranges.
         value_dtype: Dtype of the values, one of thinwire.ops.types.VALUE_DTYPES and FEW_BITS.
-        scale: Factor of the values; 0 means not set, which is 1 and not allowed for int8.
-        value_bytes: Values, little-endian.
+        scale: Factor of the values. 0 means that the sender set no factor: 1, but an error for
+            int8.
+        value_bytes: Coded values, little-endian.
         size: Number of entries in the slot, or in all slots that the block spans.
         value_coding: How the values are coded, a ValueCoding: EXPONENTS only with positions; CODES
             or DEFLATED_CODES with the dtypes of FEW_BITS and no other dtype.
-        chunk: Entries per chunk with a dtype of FEW_BITS, else 0.
-        chunk_first: Position of the slot's first entry in its chunk with a dtype of FEW_BITS, else
-            0.
+        chunk: Number of entries per chunk with a dtype of FEW_BITS; 0 with other dtypes.
+        chunk_first: Position of the slot's first entry in that entry's chunk with a dtype of
+            FEW_BITS; 0 with other dtypes.
         slots: Number of slots that the block spans; above 1 only with positions or DENSE.
 
     Returns:
-        The block; LOW_RANK is multiplied out to dense float32. Other values are a view of
+        The block. A LOW_RANK block is multiplied out to dense float32. Plain values are a view of
         `value_bytes` if it is aligned. The values are not checked for NaN and infinity;
         `thinwire.ops.kernels.numpy_ops.all_finite` does this.
 
     Raises:
-        WireError: The arguments do not fit each other, or the bytes do not decode.
+        WireError: The arguments contradict each other, or the bytes do not decode.
     """
     if slots > 1 and (value_dtype in FEW_BITS or coding not in _OF_SEVERAL):
         raise WireError(f"index coding {coding} of {value_dtype} values cannot span {slots} slots")
@@ -390,7 +397,7 @@ def decode_block(
 def _check_few_bits(
     count: int, coding: int, value_dtype: str, value_coding: int, size: int
 ) -> None:
-    """Check that the value coding and the index coding are allowed for few-bit values."""
+    """Reject value codings and index codings that few-bit values cannot have."""
     if value_coding not in _OF_FEW_BITS or coding not in _OF_SEVERAL:
         raise WireError(
             f"{value_dtype} values in value coding {value_coding}, index coding {coding}; "
@@ -401,7 +408,7 @@ def _check_few_bits(
 
 
 def _checked_scale(scale: float, value_dtype: str) -> float:
-    """Return a block's scale; 0 means not set, which is 1 and not allowed for int8."""
+    """Return the factor of a block's values: 1 if the sender set none (0), an error for int8."""
     if scale == 0 and value_dtype != "int8":
         return 1.0
     if not 0 < scale < math.inf:
@@ -412,7 +419,7 @@ def _checked_scale(scale: float, value_dtype: str) -> float:
 def _decode_indices(
     coding: int, parameter: int, data: memoryview, count: int, size: int
 ) -> Int64 | None:
-    """Return ascending, unique positions below `size`; None for DENSE."""
+    """Return a block's ascending, unique positions below `size`; None for a DENSE block."""
     if coding == IndexCoding.DENSE:
         if count != size or len(data) or parameter:
             raise WireError(f"dense block of {count} values, {len(data)} index bytes for {size}")

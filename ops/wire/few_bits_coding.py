@@ -1,9 +1,9 @@
-"""Few-bit values as bytes: the scales of each chunk, then the codes, packed or deflated.
+"""Coding of few-bit values as bytes: the scales of each chunk, then the codes of the values.
 
 A scale is sent as the upper two bytes of its float32, little-endian, chunk by chunk. Codes are
 packed from the lowest bit of each byte on; zeros fill the last byte. If there are many codes and
-some are more frequent than others, the packed bytes are deflated with a Huffman code alone, to near
-their entropy.
+some codes are more frequent than others, the packed bytes are deflated with a Huffman code alone,
+to near their entropy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LARGEST_CHUNK = (1 << 32) - 1
 
 
 def encode_codes(coded: ChunkedValues) -> tuple[ValueCoding, bytes]:
-    """Return the value coding and the bytes of the values."""
+    """Code few-bit values as bytes; return the shorter coding (CODES or DEFLATED_CODES) too."""
     scales = (coded.scales.view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()
     packed = _pack(coded.data, FEW_BITS[coded.dtype])
     if coded.data.size >= LEAST_VALUES:
@@ -46,13 +46,13 @@ def checked_edges(
 
     Args:
         indices: [k] int64, checked positions of the values; None: the block has all entries.
-        size: Number of entries in the block.
-        chunk: Number of entries in a chunk.
-        first: Position of the block's first entry in its chunk.
+        size: Number of entries in the block's slot (tensor or slice).
+        chunk: Number of entries in a chunk (a run of entries that share scales).
+        first: Position of the block's first entry in that entry's chunk.
         num_bytes: Number of received bytes of values, which limits the allocated memory.
 
     Raises:
-        WireError: The chunks do not fit the block, or need more bytes than were received.
+        WireError: `first` is not in the chunk, or the chunks need more bytes than were received.
     """
     if not (0 < chunk <= _LARGEST_CHUNK and 0 <= first < chunk):
         raise WireError(
@@ -71,16 +71,16 @@ def decode_codes(
     """Check and decode the few-bit values of a block.
 
     Args:
-        data: Received bytes: scales, then codes.
+        data: Received bytes: the scales of all chunks, then the codes of all values.
         dtype: Dtype of the values, one of FEW_BITS.
-        edges: [c + 1] int64, from `checked_edges`.
-        coding: Value coding, CODES or DEFLATED_CODES.
+        edges: [c + 1] int64, edges of the c chunks from `checked_edges`.
+        coding: Value coding of the bytes, CODES or DEFLATED_CODES.
 
     Returns:
         Codes [k] uint8 and scales [c, m] float32, as in a `ChunkedValues`.
 
     Raises:
-        WireError: The bytes do not fit the number of values, or do not decode.
+        WireError: `data` has too few or too many bytes for the values, or does not decode.
     """
     count, bits = int(edges[-1]), FEW_BITS[dtype]
     shape = edges.size - 1, num_scales(dtype)
@@ -104,7 +104,7 @@ def decode_codes(
 def _inflated(data: memoryview, num_bytes: int) -> memoryview:
     inflater = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
     try:
-        plain = inflater.decompress(data, num_bytes + 1)  # + 1: detect a longer stream
+        plain = inflater.decompress(data, num_bytes + 1)  # + 1: detect a stream that is too long
     except zlib.error as error:
         raise WireError(f"deflated codes do not inflate: {error}") from error
     if not inflater.eof or inflater.unused_data:
@@ -115,7 +115,7 @@ def _inflated(data: memoryview, num_bytes: int) -> memoryview:
 
 
 def _pack(codes: NDArray[np.uint8], bits: int) -> bytes:
-    """Pack the lowest bits of each code."""
+    """Pack the lowest `bits` bits of each code into bytes, from the lowest bit of a byte on."""
     if bits == 1:
         return np.packbits(codes, bitorder="little").tobytes()
     per_byte = 8 // bits
@@ -129,7 +129,7 @@ def _pack(codes: NDArray[np.uint8], bits: int) -> bytes:
 
 
 def _unpack(packed: memoryview, count: int, bits: int) -> NDArray[np.uint8]:
-    """Invert `_pack`."""
+    """Return the codes [count] that `_pack` packed."""
     octets = np.frombuffer(packed, np.uint8)
     if bits == 1:
         codes = np.unpackbits(octets, bitorder="little")

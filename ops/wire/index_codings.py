@@ -1,4 +1,4 @@
-"""Ascending positions as bytes, near their entropy, and back: one pair of functions per coding.
+"""Coding of ascending positions as bytes near their entropy, with one decoder per encoder.
 
 Bits are numbered from the lowest bit of each byte; zeros fill the last byte. A *gap* is the number
 of skipped positions: ``index[i] - index[i - 1] - 1``, with -1 before the first index. Encoders take
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Int64
 
-MAX_LOW_BITS = 24  # a field shifted by up to 7 bits then fits into four bytes
-DEFLATE_LEVEL = 6  # 4-21 % smaller than level 1 on clustered positions; 0.4 ms for 12,000
-_ESCAPE = 255  # marks a gap of 255 or more; the excess follows after the bytes of all gaps
+MAX_LOW_BITS = 24  # largest Rice parameter: a field shifted by up to 7 bits fits into four bytes
+DEFLATE_LEVEL = 6  # 4-21 % fewer bytes than level 1 for clustered positions; 0.4 ms per 12,000
+_ESCAPE = 255  # byte of a gap of 255 or more; gap - 255 follows after the bytes of all gaps
 _ESCAPE_BYTES = 4
-_MANY = 4096  # numbers from which the faster packing saves more than its extra calls cost
-# Gaps deflated for an estimate, and gaps per run of this sample: deflating all gaps would take as
-# long as coding a reply.
+_MANY = 4096  # count of numbers from which `_pack_octets` saves more time than its calls cost
+# Number of gaps deflated to estimate the bytes, and gaps per run of this sample: deflating all gaps
+# would take as long as coding a reply.
 _SAMPLED, _SAMPLE_RUN = 4096, 512
 
 
 class WireError(ValueError):
-    """Bytes that do not decode; the message names the found and the expected value."""
+    """Received bytes do not decode; the message names the found and the expected value."""
 
 
 def encode_bitmap(indices: Int64, size: int) -> bytes:
-    """Return one bit per entry, set at the positions."""
+    """Code positions as a bitmap: one bit for each of `size` entries, 1 at the positions."""
     bits = np.zeros(size, bool)
     bits[indices] = True
     return np.packbits(bits, bitorder="little").tobytes()
 
 
 def decode_bitmap(data: memoryview, count: int, size: int) -> Int64:
-    """Invert `encode_bitmap`."""
+    """Return the positions [count] that `encode_bitmap` coded."""
     if len(data) != -(-size // 8):
         raise WireError(f"bitmap of {len(data)} bytes; {size} entries need {-(-size // 8)}")
     indices: Int64 = _bits_of(data).nonzero()[0]
@@ -52,7 +52,7 @@ def decode_bitmap(data: memoryview, count: int, size: int) -> Int64:
 
 
 def encode_best_rice(indices: Int64) -> tuple[int, bytes]:
-    """Return (low bits, bytes) of the smallest Rice coding."""
+    """Code positions in the shortest Rice code; return (number of low bits, coded bytes)."""
     gaps = _gaps(indices)
     low_bits = _best_rice(gaps, int(indices[-1]))[0]
     return low_bits, _encode_gaps(gaps, low_bits)
@@ -67,7 +67,7 @@ def _encode_gaps(gaps: Int64, low_bits: int) -> bytes:
 
 
 def decode_rice(data: memoryview, count: int, size: int, low_bits: int) -> Int64:
-    """Invert `encode_best_rice`, which has returned `low_bits` too."""
+    """Return the positions [count] that `encode_rice` coded."""
     indices, low = _high_and_low(data, count, size, low_bits)
     indices <<= low_bits
     indices += low.cumsum()
@@ -76,20 +76,20 @@ def decode_rice(data: memoryview, count: int, size: int, low_bits: int) -> Int64
 
 
 def encode_deflated_gaps(indices: Int64, searches: bool = True) -> bytes:
-    """Return the raw deflate of one byte per gap, followed by the excess of gaps over 255.
+    """Code positions as deflated bytes: one byte per gap, then the excess of gaps over 255.
 
-    The excess is stored in four planes, the plane of the lowest bytes first.
+    The excess numbers are stored in four planes, the plane of their lowest bytes first.
 
     Args:
-        indices: [k] int64, ascending positions.
+        indices: [k] int64, ascending positions to code.
         searches: Whether deflate searches for repeated gaps, which clustered positions have.
-            Without the search only the frequencies of bytes are used, in a fifth of the time.
+            Without the search, deflate uses only the frequencies of bytes, in a fifth of the time.
     """
     return _deflate_gaps(_gaps(indices), searches)
 
 
 def estimated_deflated_bytes(indices: Int64, searches: bool) -> int:
-    """Estimate the bytes of `encode_deflated_gaps`; for many gaps, from a deflated sample."""
+    """Estimate how many bytes `encode_deflated_gaps` returns; for many gaps, from a sample."""
     gaps = _gaps(indices)
     if gaps.size <= _SAMPLED:
         return len(_deflate_gaps(gaps, searches))
@@ -112,7 +112,7 @@ def _deflate_gaps(gaps: Int64, searches: bool) -> bytes:
 
 
 def decode_deflated_gaps(data: memoryview, count: int) -> Int64:
-    """Invert `encode_deflated_gaps`."""
+    """Return the positions [count] that `encode_deflated_gaps` coded."""
     inflater = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
     try:
         # Accept one byte more than the largest legal length. This detects a longer stream, for
@@ -136,22 +136,22 @@ def decode_deflated_gaps(data: memoryview, count: int) -> Int64:
 
 
 def encode_uint32(indices: Int64) -> bytes:
-    """Return little-endian uint32 positions; positions must be below 2**32."""
+    """Code positions as little-endian uint32; the positions must be below 2**32."""
     return indices.astype("<u4").tobytes()
 
 
 def decode_uint32(data: memoryview, count: int) -> Int64:
-    """Invert `encode_uint32`; the caller must check the order of the positions."""
+    """Return the positions that `encode_uint32` coded; the caller must check their order."""
     if len(data) != 4 * count:
         raise WireError(f"{len(data)} bytes of uint32 positions for {count} values")
     return np.frombuffer(data, "<u4").astype(np.int64)
 
 
 def best_rice(indices: Int64) -> tuple[int, int]:
-    """Return (low bits, bytes) of the smallest Rice coding.
+    """Return (number of low bits, number of bytes) of the shortest Rice code of positions.
 
-    For geometric gaps the best parameter is log2(mean * ln 2). Clustered positions have a lower
-    best parameter, so the search starts at this value and goes down while the size shrinks.
+    For geometric gaps the best number of low bits is log2(mean * ln 2). Clustered positions have a
+    lower best number, so the search starts at this number and goes down while the bytes shrink.
     """
     return _best_rice(_gaps(indices), int(indices[-1]))
 
@@ -171,14 +171,14 @@ def _rice_bytes(gaps: Int64, low_bits: int) -> int:
 
 
 def _gaps(indices: Int64) -> Int64:
-    gaps = indices.copy()  # np.diff takes several times as long on short arrays
+    gaps = indices.copy()  # np.diff takes several times as long as a copy on short arrays
     gaps[1:] -= indices[:-1]
     gaps[1:] -= 1
     return gaps
 
 
 def _unary(high: Int64) -> bytes:
-    """Code ascending numbers: per number, one zero per unit of increase, then a one."""
+    """Code ascending numbers in unary: per number, one zero per unit of increase, then a one."""
     bits = np.zeros(int(high[-1]) + high.size, bool)
     bits[high + np.arange(high.size)] = True
     return np.packbits(bits, bitorder="little").tobytes()
@@ -187,7 +187,7 @@ def _unary(high: Int64) -> bytes:
 def _high_and_low(
     data: memoryview, count: int, size: int, low_bits: int
 ) -> tuple[Int64, NDArray[Any]]:
-    """Split the data and decode the unary and the packed part; check the unary part completely."""
+    """Decode the high parts and the low parts of Rice-coded gaps; check the unary code."""
     if not 0 <= low_bits <= MAX_LOW_BITS:
         raise WireError(f"{low_bits} low bits; expected 0 to {MAX_LOW_BITS}")
     unary_bytes = len(data) - -(-count * low_bits // 8)
@@ -205,7 +205,7 @@ def _high_and_low(
 
 
 def _pack(numbers: Int64, low_bits: int) -> bytes:
-    """Pack the lowest bits of each number into consecutive fields."""
+    """Pack the lowest `low_bits` bits of each number into consecutive fields."""
     if not low_bits:
         return b""
     if low_bits <= 8 and numbers.size >= _MANY:
@@ -217,7 +217,7 @@ def _pack(numbers: Int64, low_bits: int) -> bytes:
 
 
 def _pack_octets(numbers: NDArray[np.uint8], low_bits: int) -> bytes:
-    """Pack at most 8 bits of each number; eight fields of b bits fill exactly b bytes."""
+    """Pack b = `low_bits` <= 8 bits of each number; eight fields of b bits fill b bytes."""
     rows = np.zeros((-(-numbers.size // 8), 8), np.uint8)
     rows.reshape(-1)[: numbers.size] = numbers
     rows &= np.uint8((1 << low_bits) - 1)
@@ -229,7 +229,7 @@ def _pack_octets(numbers: NDArray[np.uint8], low_bits: int) -> bytes:
 
 
 def _unpack(data: memoryview, count: int, low_bits: int) -> NDArray[Any]:
-    """Invert `_pack`: read four bytes around each field, shift and mask."""
+    """Return the numbers that `_pack` packed: read four bytes at each field, shift and mask."""
     if not low_bits:
         return np.zeros(count, np.int64)
     padded = np.zeros(len(data) + 3, np.uint8)

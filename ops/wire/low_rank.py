@@ -1,4 +1,4 @@
-"""Low-rank blocks (products of two thin matrices): multiply them out, and cut them into slices."""
+"""Functions that multiply out low-rank blocks (products of thin matrices) or cut them to slices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def pays(rank: int, rows: int, columns: int, size: int) -> bool:
-    """Return whether the two factors have fewer values than the product has entries.
+    """Return whether two factors of this rank have fewer values than a tensor of `size` entries.
 
     >>> pays(2, 9, 5, 45), pays(4, 9, 5, 45)
     (True, False)
@@ -31,7 +31,7 @@ def expanded(block: Block) -> Block:
 
 
 def factors(block: LowRankBlock) -> tuple[Float32, Float32]:
-    """Return the decoded factors of a block, P [rows, rank] and Q [columns, rank]."""
+    """Return the decoded factors of a low-rank block, P [rows, rank] and Q [columns, rank]."""
     from thinwire.ops.kernels.numpy_ops import dequantise
 
     left, right = dequantise(block.values), dequantise(block.right)
@@ -39,15 +39,16 @@ def factors(block: LowRankBlock) -> tuple[Float32, Float32]:
 
 
 def part(block: LowRankBlock, slot: int, piece: Slice) -> Block:
-    """Return the block of one slice of the tensor.
+    """Cut a slice of a tensor out of the tensor's low-rank block; return the slice's block.
 
-    The part has the rows that the slice touches, and every column. If the part's factors are not
-    smaller than the slice, the part is multiplied out; both forms decode to the same bits.
+    The new block has the rows that the slice touches, and every column. If its factors are not
+    smaller than the slice, the new block is multiplied out; a multiplied block and its factors
+    decode to the same bits.
 
     Args:
         block: Low-rank block of a tensor, or of a part of a tensor.
-        slot: Slot number of the part.
-        piece: Range of the block's entries that the part has.
+        slot: Slot number of the new block.
+        piece: Range of the block's entries to cut out.
     """
     columns, rank = block.columns, block.rank
     start, stop = block.first + piece.start, block.first + piece.stop

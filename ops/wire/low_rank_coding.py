@@ -1,4 +1,4 @@
-"""Low-rank blocks on the wire: the header of the two factors, and the decoding of their product."""
+"""Low-rank blocks on the wire: the header of two matrix factors, and the decoder of the product."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from thinwire.ops.types import Block, CodedValues, LowRankBlock
 from thinwire.ops.wire.index_codings import WireError
 from thinwire.ops.wire.low_rank import expanded
 
-FACTORS = struct.Struct("<IIf")  # column of the first entry, columns, scale of the right factor
+#: Header of a low-rank block: column of the block's first entry, number of columns, scale of the
+#: right factor.
+FACTORS = struct.Struct("<IIf")
 
 
 def decode_factors(
     slot: int, coded: CodedValues, rank: int, described: memoryview, size: int
 ) -> Block:
-    """Return the product of the factors as a dense float32 block.
+    """Return the product of a low-rank block's two factors as a dense float32 block.
 
-    The factors must have no more values than the slot has entries. This limits the number of
-    columns, and with it the allocated memory.
+    The caller checks that the factors have no more values than the slot has entries. This limits
+    the number of columns, and with it the allocated memory.
 
     Args:
-        slot: Slot number of the block.
+        slot: Number of the block's slot (tensor or slice).
         coded: Values of the left factor, then of the right factor.
         rank: Number of columns of each factor.
-        described: Header of the factors, packed by `FACTORS`.
+        described: Received header of the factors, packed by `FACTORS`.
         size: Number of entries in the slot.
 
     Raises:
-        WireError: The header does not fit the number of values or entries.
+        WireError: The header contradicts the number of values or of entries.
     """
     if len(described) != FACTORS.size:
         raise WireError(f"header of factors has {len(described)} bytes; expected {FACTORS.size}")

@@ -1,4 +1,4 @@
-"""Values as bytes without loss: exponents deflated, mantissas and signs plain.
+"""Lossless coding of floats as bytes: exponents deflated, mantissas and signs plain.
 
 A sparse block holds the largest of many values, so few different exponents occur; mantissas look
 random. Each value is rotated left by one bit, which moves the sign below the mantissa. The upper
@@ -18,26 +18,25 @@ from thinwire.ops.wire.index_codings import WireError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-LEAST_VALUES = 512  # with fewer values, the code table takes much of the saving
-_MANY = 4096  # with fewer values, copying the values one by one is faster
-WORTH_WHILE = 0.95  # deflated values must take at most this fraction of the plain bytes
+LEAST_VALUES = 512  # fewer values are not deflated: the code table takes much of the saving
+_MANY = 4096  # fewer values are copied with numpy slices, which is faster than shifting words
+WORTH_WHILE = 0.95  # values are deflated only if they take at most this fraction of plain bytes
 
 
 class ValueCoding(enum.IntEnum):
-    """How values are coded; the numbers are also used on the wire."""
+    """How a block's values are coded; messages contain these numbers."""
 
-    PLAIN = 0
-    EXPONENTS = 1
-    CODES = 2  # few-bit values, packed (few_bits_coding)
-    DEFLATED_CODES = 3  # few-bit values, packed and deflated
+    PLAIN = 0  # the values' own bytes
+    EXPONENTS = 1  # floats with deflated exponents
+    CODES = 2  # few-bit values, packed into bytes (few_bits_coding)
+    DEFLATED_CODES = 3  # few-bit values, packed into bytes and deflated
 
 
 def encode_exponents(data: NDArray[Any]) -> bytes:
-    """Return the lower bytes of all rotated values, then their deflated upper bytes.
+    """Code floats, each rotated left by one bit: their lower bytes, then deflated upper bytes.
 
     Args:
-        data: [k] values of 2 or 4 bytes each, from a `CodedValues`. Each value is rotated left by
-            one bit.
+        data: [k] values of 2 or 4 bytes each, from a `CodedValues`, not rotated yet.
     """
     turned = _turned(data.view(f"u{data.itemsize}"), 1)
     octets = turned.view(np.uint8).reshape(-1, data.itemsize)
@@ -50,8 +49,8 @@ def encode_exponents(data: NDArray[Any]) -> bytes:
 def _lower_bytes(numbers: NDArray[Any]) -> bytes:
     """Return all bytes of each number except the upper byte.
 
-    With many numbers of four bytes, four numbers are shifted into three: numpy copies slices of
-    three bytes one by one, which is slow.
+    With many numbers of four bytes, four numbers are shifted into three words: numpy copies slices
+    of three bytes one by one, which is slow.
     """
     if numbers.itemsize != 4 or numbers.size < _MANY:
         return numbers.view(np.uint8).reshape(-1, numbers.itemsize)[:, :-1].tobytes()
@@ -66,7 +65,7 @@ def _lower_bytes(numbers: NDArray[Any]) -> bytes:
 
 
 def _with_lower_bytes(data: memoryview, count: int, value_bytes: int) -> NDArray[Any]:
-    """Invert `_lower_bytes`; the upper bytes of the result are 0."""
+    """Return the numbers that `_lower_bytes` coded, with upper bytes of 0."""
     if value_bytes != 4 or count < _MANY:
         octets = np.zeros((count, value_bytes), np.uint8)
         octets[:, :-1] = np.frombuffer(data, np.uint8).reshape(count, -1)
@@ -83,11 +82,11 @@ def _with_lower_bytes(data: memoryview, count: int, value_bytes: int) -> NDArray
 
 
 def decode_exponents(data: memoryview, count: int, value_bytes: int) -> memoryview:
-    """Invert `encode_exponents`: return the plain little-endian bytes of the values.
+    """Return the plain little-endian bytes of the values that `encode_exponents` coded.
 
     Args:
-        data: Received bytes.
-        count: Number of values.
+        data: Received bytes of the coded values.
+        count: Number of values to decode.
         value_bytes: Bytes of one value, 2 or 4.
 
     Raises:
@@ -100,7 +99,8 @@ def decode_exponents(data: memoryview, count: int, value_bytes: int) -> memoryvi
         )
     inflater = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
     try:
-        exponents = inflater.decompress(data[plain:], count + 1)  # + 1: detect a longer stream
+        # + 1: detect a stream that is too long.
+        exponents = inflater.decompress(data[plain:], count + 1)
     except zlib.error as error:
         raise WireError(f"deflated exponents do not inflate: {error}") from error
     if len(exponents) != count or not inflater.eof or inflater.unused_data:

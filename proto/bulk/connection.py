@@ -20,13 +20,13 @@ _IS_PIECE = 1 << 31
 #: piece that follows in the same read has to be copied from the buffer to its place.
 _READ_BYTES = 16 << 10
 _BUFFER_BYTES = 64 << 10
-#: A frame with more parts than the first value, of fewer bytes each than the second value on
-#: average, is joined before it is sent. One sendmsg call takes 1,024 parts at most.
+#: A frame with more parts than the first value is joined into one part before it is sent, if its
+#: parts have fewer bytes on average than the second value. One sendmsg call takes 1,024 parts.
 _MOST_PARTS, _LEAST_PART_BYTES = 64, 16 << 10
 
 
 class Wire(Protocol):
-    """Byte stream of a connection. One thread sends, one receives, any thread may shut it down."""
+    """Byte stream of a TCP connection. One thread sends, one receives, any may shut it down."""
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
         """Send all bytes of `parts`.
@@ -46,7 +46,7 @@ class Wire(Protocol):
         """Return True once bytes can be received, False after the time limit; None: no limit."""
 
     def shutdown(self, how: int) -> None:
-        """Shut down sending, or both directions (`socket.SHUT_*`). Never raises."""
+        """Shut down sending, or both directions of the connection (`socket.SHUT_*`). No errors."""
 
     def close(self) -> None:
         """Close the socket's file descriptor."""
@@ -69,7 +69,7 @@ class TcpWire:
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
         """Send all bytes of `parts`."""
         missing = sum(map(len, parts)) - self._socket.sendmsg(parts)
-        if missing:  # A signal interrupted sendmsg after a part of the bytes.
+        if missing:  # A signal interrupted sendmsg after a part of the bytes was sent.
             self._socket.sendall(b"".join(parts)[-missing:])
 
     def receive_into(self, space: memoryview) -> int:
@@ -91,7 +91,7 @@ class TcpWire:
 
 
 class ArrivingPiece:
-    """A payload piece in arrival: some bytes are received, the others are still in the socket."""
+    """A payload piece in arrival: some of its bytes are still in the socket."""
 
     def __init__(self, connection: BulkConnection) -> None:
         self._connection = connection
@@ -137,10 +137,10 @@ class BulkConnection:
         self._wire = wire
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
-        # Invariant: buffer[first:last] holds the bytes that were read and not yet taken.
+        # Invariant: buffer[first:last] holds bytes read from the socket but not yet returned.
         self._first = self._last = 0
-        self._lacking = 0  # Missing bytes of the frame at the start of the buffer.
-        self._piece_left = 0  # Bytes of the current payload piece that were not taken yet.
+        self._lacking = 0  # Missing bytes of the frame at the start of the receive buffer.
+        self._piece_left = 0  # Bytes of the current payload piece that are not returned yet.
         self._arriving = ArrivingPiece(self)
         self._ended = self._closed = False
         self.num_received = 0
@@ -195,7 +195,7 @@ class BulkConnection:
 
     @property
     def readable(self) -> bool:
-        """True if received bytes wait to be taken; False while another thread is receiving."""
+        """True if `receive` would find bytes; False while another thread calls `receive`."""
         if self._last > self._first:
             return True
         if not self._receiving.acquire(blocking=False):
@@ -211,7 +211,7 @@ class BulkConnection:
         return self._wire.wait(max(0.0, 1000 * (deadline - time.monotonic())))
 
     def _take(self) -> bytes | None:
-        """Return the next frame if the buffer holds all of it; start a payload piece."""
+        """Return the next frame if it is complete in the buffer; start a payload piece."""
         have = self._last - self._first
         if have < _HEADER.size:
             return None
@@ -238,7 +238,7 @@ class BulkConnection:
         return frame
 
     def _reserve(self, size: int) -> None:
-        """Make the buffer hold `size` bytes, counted from the first byte that was not taken."""
+        """Make the receive buffer hold `size` bytes from the first byte not yet returned."""
         num_unread = self._last - self._first
         new_size = max(_BUFFER_BYTES, size)
         if len(self._buffer) < size or (not num_unread and len(self._buffer) > new_size):
@@ -308,7 +308,7 @@ class BulkConnection:
         self._wire.shutdown(socket.SHUT_WR)
 
     def abort(self) -> None:
-        """Shut down both directions and close. Blocked senders and receivers return."""
+        """Shut down both directions and close the socket. Blocked sends and receives return."""
         # The shutdown comes before the locks: it ends the calls of threads that hold the locks.
         # The descriptor is closed under both locks, so no thread uses a reused descriptor.
         self._wire.shutdown(socket.SHUT_RDWR)

@@ -1,16 +1,17 @@
 """Handshake of a bulk connection: client and shard prove that they are the ends of a gRPC stream.
 
-The client sends the offer's number. TLS then starts if the run uses TLS. Client and shard then
-prove to each other that they have the run's token, and the key that the gRPC stream carried.
+The client sends the number from the offer of a bulk connection in the shard's Welcome. TLS then
+starts if the run uses TLS. Client and shard then prove to each other that they have the run's
+token, and the key that the gRPC stream carried.
 
 `Handshake` is the state machine of one end after the number. `Handshake` uses no socket and no
 clock: callers pass all bytes in and out. A shard can therefore run all handshakes in one thread,
 with one deadline for each whole handshake, and every state can be tested. `connect` runs the
 client's end over a socket.
 
-Each number is valid once. Every attempt of a client has a different number. Only the first number
-is sent in clear before its use. An eavesdropper on one attempt can neither compute the next number
-nor repeat a proof, because a proof is valid for one number only.
+A connection attempt's number is valid once. Every attempt of a client has a different number. Only
+the first number is sent in clear before its use. An eavesdropper on one attempt can neither compute
+the next number nor repeat a proof, because a proof is valid for one number only.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ class BulkFailure(enum.Enum):
     #: The host refuses the port, or no route leads to the host. Another attempt fails as well.
     UNREACHABLE = "unreachable"
     #: Nothing answers the TCP connection: a firewall drops the packets, or a flood has filled the
-    #: shard's queue. The client cannot distinguish the two cases; another attempt shows which one.
+    #: shard's accept queue. Only another attempt of the client can distinguish the two cases.
     SILENT = "silent"
-    #: The shard, or a machine on the path, closed the connection or left it unanswered. An
-    #: overloaded shard does so. Another attempt may succeed.
+    #: The shard, or a machine on the path, closed the connection or left it unanswered, for example
+    #: because the shard is overloaded. Another attempt may succeed.
     TURNED_AWAY = "turned away"
-    #: The other end did not prove to be the shard.
+    #: The other end of the connection did not prove that it is the shard.
     DISTRUSTED = "distrusted"
 
 
@@ -56,7 +57,7 @@ class NoBulkConnection(OSError):
     """An attempt to open a bulk connection has failed.
 
     Attributes:
-        failure: Kind of the failure, which decides about another attempt.
+        failure: Kind of the failure. The client decides by it whether to try again.
     """
 
     def __init__(self, failure: BulkFailure, reason: str) -> None:
@@ -65,7 +66,7 @@ class NoBulkConnection(OSError):
 
 
 class HandshakeState(enum.Enum):
-    """State of one end of a handshake."""
+    """State of one end (client or shard) of a bulk connection's handshake."""
 
     SECURING = "the TLS handshake is running"
     PROVING = "waiting for the other end's proof"
@@ -73,7 +74,7 @@ class HandshakeState(enum.Enum):
     FAILED = "TLS failed, the proof is false, or too many bytes arrived"
 
 
-#: Legal successors of each state.
+#: Legal next states of each state of a handshake.
 TRANSITIONS: dict[HandshakeState, tuple[HandshakeState, ...]] = {
     HandshakeState.SECURING: (HandshakeState.PROVING, HandshakeState.FAILED),
     HandshakeState.PROVING: (HandshakeState.PROVEN, HandshakeState.FAILED),
@@ -83,7 +84,7 @@ TRANSITIONS: dict[HandshakeState, tuple[HandshakeState, ...]] = {
 
 
 class Handshake:
-    """One end of a handshake after the number has been sent.
+    """One end of a bulk connection's handshake after the client has sent the attempt's number.
 
     The client sends its proof first. The shard's listener sends the shard's proof, after the stream
     has taken over the connection.
@@ -92,8 +93,8 @@ class Handshake:
         state: Current state of this end.
 
     Args:
-        number: Number of this attempt, 16 bytes.
-        key: Secret key of the offer, 32 bytes.
+        number: Secret number that identifies this connection attempt, 16 bytes.
+        key: Secret key in the shard's offer of a bulk connection, 32 bytes.
         token: Token of the run; empty if the run has no token.
         records: TLS state before its handshake; None if the run does not use TLS.
         serves: True for the shard's end, False for the client's end.
@@ -112,14 +113,14 @@ class Handshake:
 
     @property
     def wanted_bytes(self) -> int:
-        """Most bytes that the caller may read from the socket now."""
+        """Most bytes that the caller may read from the handshake's socket now."""
         # Frames follow the proof without a gap. A read beyond the proof would consume the first
         # bytes of a frame. With TLS, the surplus bytes stay in `records`, which later decrypts
         # the frames.
         return _READ_BYTES if self._records else PROOF_BYTES - len(self._arrived)
 
     def begin(self) -> bytes:
-        """Return the first bytes to send, possibly none.
+        """Return the first bytes to send to the other end; empty if this end only receives first.
 
         Raises:
             ssl.SSLError: TLS fails.
@@ -129,7 +130,7 @@ class Handshake:
         return b"" if self._serves else self._mine
 
     def receive(self, data: bytes) -> bytes:
-        """Process received bytes; return the bytes to send.
+        """Process bytes received from the other end; return the bytes to send to the other end.
 
         Args:
             data: Received bytes; at least one, at most `wanted_bytes`.
@@ -156,7 +157,7 @@ class Handshake:
 
     @property
     def proof(self) -> bytes:
-        """Proof of this end, 32 bytes. A shard sends the proof over `wire`."""
+        """Proof that this end has token and key, 32 bytes. A shard sends the proof over `wire`."""
         return self._mine
 
     def wire(self, connected: socket.socket) -> Wire:
@@ -206,12 +207,12 @@ class Handshake:
 
 
 def number_of(first: bytes, key: bytes, attempt: int) -> bytes:
-    """Return the number that identifies one attempt of an offer, 16 bytes.
+    """Return the number that identifies one connection attempt on a shard's offer, 16 bytes.
 
     Args:
         first: Number of attempt 0, which the offer contains.
-        key: Secret key of the offer.
-        attempt: Index of the attempt, from 0.
+        key: Secret key in the shard's offer, 32 bytes.
+        attempt: Index of the connection attempt, from 0.
     """
     if attempt == 0:
         return first
@@ -243,12 +244,12 @@ def connect(
 
     Args:
         host: Host of the gRPC stream.
-        offered: Offer from the Welcome.
-        credentials: Credentials of this node.
+        offered: Offer of a bulk connection from the shard's Welcome.
+        credentials: Credentials of the client.
         server_name: Name that the shard's certificate must have; None: `host`.
         dscp: Class of service of sent packets, 0..63; None: the system's default.
         seconds: Time limit for name lookup, connecting and the whole handshake, in seconds.
-        attempt: Number of earlier attempts on this offer.
+        attempt: Number of the client's earlier connection attempts on this offer.
         clock: Returns seconds of a monotonic clock.
 
     Raises:
@@ -290,7 +291,7 @@ def connect(
 
 
 def _dial(addresses: list[Any], left: Callable[[], float]) -> socket.socket:
-    """Return a connected socket. The addresses from `getaddrinfo` share the remaining time."""
+    """Return a connected socket. All addresses from `getaddrinfo` share the remaining time."""
     error: OSError = ConnectionError("the host has no address")
     for index, (family, kind, protocol, _, address) in enumerate(addresses):
         connected = socket.socket(family, kind, protocol)
@@ -318,8 +319,8 @@ def _prove(
     left: Callable[[], float],
 ) -> BulkConnection:
     set_class(connected, dscp)
-    # The number goes out first and without delay: an overloaded shard closes connections that have
-    # not sent a number before all others.
+    # The client sends the attempt's number first and without delay: an overloaded shard closes the
+    # connections that have not sent a number before all other connections.
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     number = number_of(offered.number, offered.key, attempt)
     connected.settimeout(left())

@@ -1,6 +1,7 @@
 """The shard's port for bulk connections, which opens at the first offer.
 
-The port accepts connections only while an offer is open. One thread accepts connections and runs
+The port accepts connections only while an offer of a bulk connection to a client is open. One
+thread accepts connections and runs
 all handshakes (`Handshake`). A connection therefore occupies no thread before it carries frames.
 
 Theory of operation. A connection is a stranger until it has sent the number of an open offer. The
@@ -47,20 +48,20 @@ from thinwire.proto.bulk.tls import TlsRecords, context_of
 from thinwire.proto.security.fair_places import FairPlaces, address_of
 from thinwire.runtime.run.credentials import Credentials
 
-#: Most connections that have not sent a number yet; each needs a descriptor. A flood of 200
-#: connections per second fills 64 places in a third of a second. An honest client needs a place for
-#: a thousandth of that time.
+#: Most connections that have not sent an offer's number yet; each needs a file descriptor. A flood
+#: of 200 connections per second fills 64 places in a third of a second. An honest client needs a
+#: place for a thousandth of that time.
 MOST_STRANGERS = 64
-#: Time limit from the acceptance of a connection to both proofs, with TLS. A client gives up after
+#: Seconds from the acceptance of a connection to both proofs, with TLS. A client gives up after
 #: 2 s (`switching.most_seconds`), so an honest client never reaches this limit.
 HANDSHAKE_SECONDS = 5.0
 #: Accept queue of the listening socket, in connections. While an offer is open, the queue is long
 #: enough that a flood does not make the system drop an honest client's first packet; the client
 #: would mistake the drop for a firewall. Without an open offer, no connection is expected.
 _BACKLOG_OPEN, _BACKLOG_CLOSED = 1024, 8
-#: Most connections that the thread accepts before it serves the connections that have places.
+#: Most connections that the listening thread accepts before it continues the open handshakes.
 _ACCEPTED_AT_A_TIME = 32
-#: Longest time between two checks of the deadlines, in seconds.
+#: Longest time between two checks of the handshakes' deadlines, in seconds.
 _LOOK_SECONDS = 1.0
 #: Pause of accepting after the process has run out of descriptors or memory, in seconds.
 _REST_SECONDS = 1.0
@@ -78,36 +79,36 @@ class Offeree(Protocol):
 
     @property
     def lost(self) -> bool:
-        """True if the stream has ended."""
+        """True if the client's gRPC stream has ended."""
 
     def attach(self, connection: BulkConnection) -> None:
-        """Take over a proven connection."""
+        """Take over a bulk connection whose client has proven its identity."""
 
 
 @dataclasses.dataclass(eq=False)
 class _OpenOffer:
-    """An offer to one stream's client that is still valid."""
+    """A valid offer of a bulk connection to the client of one gRPC stream."""
 
     first_number: bytes
     key: bytes
     stream: Offeree
     deadline: float
-    attempt: int = 0  # Next attempt; the numbers of earlier attempts are used up.
-    connection: _Half | None = None  # Unproven connection of the newest attempt.
+    attempt: int = 0  # Index of the client's next attempt. Numbers of earlier attempts are invalid.
+    connection: _Half | None = None  # The newest attempt's unproven connection; None before it.
 
     def numbers(self, until: int = MOST_ATTEMPTS) -> list[bytes]:
-        """Return the numbers of the attempts from the next one up to, without, `until`."""
+        """Return the secret numbers of the attempts from the next one to `until` (exclusive)."""
         return [number_of(self.first_number, self.key, n) for n in range(self.attempt, until)]
 
 
 @dataclasses.dataclass(eq=False)
 class _Half:
-    """An accepted connection before the client's proof."""
+    """An accepted connection whose client has not yet proven its identity."""
 
     socket: socket.socket
     deadline: float
-    number: bytes = b""  # Received bytes of the number.
-    offer: _OpenOffer | None = None  # Offer with this number; None while it is a stranger.
+    number: bytes = b""  # Received bytes of the attempt's number.
+    offer: _OpenOffer | None = None  # Offer with this number; None until the number has arrived.
     handshake: Handshake | None = None
     unsent: bytes = b""
 
@@ -117,7 +118,7 @@ class BulkListener:
 
     Args:
         address: Address to bind: the address of the gRPC server.
-        credentials: Credentials of the shard.
+        credentials: Certificate, key and token of the shard.
         dscp: Class of service of sent packets, 0..63; None: the system's default.
         clock: Returns seconds of a monotonic clock.
     """
@@ -133,7 +134,7 @@ class BulkListener:
         self._clock = clock
         self._context: ssl.SSLContext | None = None
         self._offers: dict[Offeree, _OpenOffer] = {}
-        self._numbers: dict[bytes, tuple[_OpenOffer, int]] = {}  # number -> (offer, attempt)
+        self._numbers: dict[bytes, tuple[_OpenOffer, int]] = {}  # number -> (offer, attempt index)
         self._lock = threading.Lock()  # Protects _offers and _numbers.
         self._listening: socket.socket | None = None
         self._port = 0
@@ -142,7 +143,7 @@ class BulkListener:
         self._stopped = False
 
     def offer(self, stream: Offeree) -> pb.BulkSession | None:
-        """Return the offer for a stream's Welcome; None if the shard cannot open a port."""
+        """Return the bulk offer for a stream's Welcome; None if the shard cannot open a port."""
         number, key = secrets.token_bytes(NUMBER_BYTES), secrets.token_bytes(KEY_BYTES)
         with self._lock:
             if self._listening is None and not self._stopped:
@@ -151,7 +152,7 @@ class BulkListener:
                 return None
             self._remove(stream)
             if not self._offers:
-                # The longer queue is set before the client learns the port.
+                # The longer accept queue must be set before the client learns the port.
                 self._listening.listen(_BACKLOG_OPEN)
             offer = _OpenOffer(number, key, stream, self._clock() + OFFER_SECONDS)
             self._offers[stream] = offer
@@ -161,13 +162,13 @@ class BulkListener:
         return pb.BulkSession(port=self._port, number=number, key=key)
 
     def withdraw(self, stream: Offeree) -> None:
-        """Remove the offer of a stream that has switched or ended."""
+        """Remove the offer of a stream that has moved to its bulk connection or has ended."""
         with self._lock:
             if self._remove(stream):
                 self._awaken()
 
     def stop(self) -> None:
-        """Stop accepting connections, and end every handshake."""
+        """Stop accepting bulk connections, and end every handshake."""
         with self._lock:
             self._stopped = True
             thread, wake, self._wake = self._thread, self._wake, None
@@ -177,12 +178,12 @@ class BulkListener:
 
     def _awaken(self) -> None:
         if self._wake is not None:
-            # A full socket buffer already holds bytes that wake the thread.
+            # If the socket buffer is full, its bytes already wake the listening thread.
             with contextlib.suppress(BlockingIOError):
                 self._wake.send(b"!")
 
     def _begin(self) -> None:
-        """Open the port and start the listening thread. Called at the first offer."""
+        """Open the port and start the listening thread. `offer` calls this at the first offer."""
         try:
             if self._credentials.certificate:
                 self._context = context_of(self._credentials, serves=True)
@@ -288,7 +289,7 @@ class BulkListener:
             halves.end(half)
 
     def _advance(self, half: _Half, halves: _Halves) -> None:
-        """Read received bytes, send due bytes, and take over the connection once it is proven."""
+        """Continue a connection's handshake, and take over the connection after a valid proof."""
         try:
             self._send(half, halves)
             while not half.unsent and half in halves:
@@ -343,9 +344,9 @@ class BulkListener:
 
     @staticmethod
     def _take_over(half: _Half, handshake: Handshake, halves: _Halves) -> None:
-        """Attach the connection to its stream, then send the shard's proof."""
-        # The order matters. The client sends Switch on the gRPC stream as soon as it has the
-        # shard's proof, and Switch is valid only on a stream with an attached connection.
+        """Attach the bulk connection to its gRPC stream, then send the shard's proof."""
+        # Attaching comes before the proof. The client sends Switch on the gRPC stream as soon as it
+        # has the shard's proof, and Switch is valid only on a stream with an attached connection.
         offer = half.offer
         halves.release(half)
         wire = handshake.wire(half.socket)
@@ -375,21 +376,21 @@ class _Halves:
         return half in self._all
 
     def add(self, half: _Half, address: str, now: float) -> None:
-        """Add a stranger. If there are too many strangers, close the one that loses its place."""
+        """Add a connection without a number; if all places are taken, another one is closed."""
         self._all[half] = None
         self._selector.register(half.socket, selectors.EVENT_READ, half)
         for displaced in self._strangers.take(half, address, now, MOST_STRANGERS):
             self.end(displaced)
 
     def name(self, half: _Half, offer: _OpenOffer) -> None:
-        """Assign a stranger to an offer, and close the offer's previous connection."""
+        """Assign a connection to its offer, and close the offer's previous connection."""
         self._strangers.leave(half)
         if offer.connection is not None:
             self.end(offer.connection)
         half.offer, offer.connection = offer, half
 
     def watch(self, half: _Half) -> None:
-        """Select for writing while bytes are unsent, else for reading."""
+        """Select the connection for writing while it has unsent bytes, else for reading."""
         event = selectors.EVENT_WRITE if half.unsent else selectors.EVENT_READ
         self._selector.modify(half.socket, event, half)
 
@@ -412,13 +413,13 @@ class _Halves:
             half.offer.connection = None
 
     def end(self, half: _Half) -> None:
-        """Close a connection."""
+        """Close an unproven connection and remove it from the tables."""
         if half in self._all:
             self.release(half)
         half.socket.close()
 
     def end_strangers(self) -> None:
-        """Close all strangers."""
+        """Close all connections that have not sent an offer's number."""
         for half in self._strangers.shrink(0):
             self.end(half)
 

@@ -37,22 +37,22 @@ from thinwire.proto.bulk.connection import BulkConnection
 from thinwire.proto.bulk.handshake import BulkFailure, NoBulkConnection
 from thinwire.runtime.failure_detector import Backoff
 
-#: Fraction of the lease that one whole attempt may take. The stream works meanwhile, so the limit
-#: only bounds how long a port that drops all packets goes unreported. An attempt takes four round
-#: trips, and a link that can keep a lease makes four round trips in a quarter of the lease.
+#: Fraction of the lease that one attempt to open a bulk connection may take. The gRPC stream works
+#: during the attempt, so the limit only bounds how long a blocked port goes unreported. An attempt
+#: takes four round trips, which a link that can keep a lease makes in a quarter of the lease.
 SWITCH_PER_LEASE = 1 / 4
-#: Upper limit of one attempt with a long lease, in seconds. The limit leaves time for one
+#: Longest time of one connection attempt with a long lease, in seconds. The limit allows one
 #: retransmission: TCP sends a lost first packet again after 1 s.
 _LONGEST_ATTEMPT_SECONDS = 2.0
-#: Most attempts of one stream. The attempts and the pauses between them take 150 s in all.
+#: Most connection attempts of one stream. The attempts and their pauses take 150 s in all.
 MOST_ATTEMPTS = 12
-#: First and longest pause between two attempts, in seconds.
+#: First and longest pause between two connection attempts, in seconds.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.25, 30.0
-#: Shortest pause after an attempt that got no answer, in seconds.
+#: Shortest pause after a connection attempt that got no answer, in seconds.
 _SILENCE_SECONDS = 1.0
-#: Number of unanswered attempts after which a process treats a port as blocked by a firewall.
+#: Number of unanswered attempts after which a process treats a shard's port as blocked.
 _SILENCES = 2
-#: Lifetime of a shard's offer, in seconds: long enough for all attempts of a client.
+#: Lifetime of a shard's offer of a bulk connection, in seconds: enough for all client attempts.
 OFFER_SECONDS = 180.0
 #: Wait before an unreachable port is reported, in seconds. The ports of a shard that has died are
 #: unreachable too, but within this time the stream to a dead shard has ended.
@@ -60,7 +60,7 @@ _DEATH_SECONDS = 1.0
 
 
 def most_seconds(lease_seconds: float) -> float:
-    """Return the time limit of one attempt, in seconds.
+    """Return the time limit of one attempt to open a bulk connection, in seconds.
 
     Args:
         lease_seconds: Lease of the run, in seconds; 0 if unknown.
@@ -118,16 +118,16 @@ _EVENT_OF = {
 }
 
 
-#: Failures after which another attempt may succeed.
+#: Failures of a connection attempt after which another attempt may succeed.
 _MAY_PASS = (BulkFailure.TURNED_AWAY, BulkFailure.SILENT)
 
 
 class ClientSwitch:
-    """State machine of one stream's attempts, without a clock, a socket or a thread.
+    """State machine of one stream's attempts to open a bulk connection, without clock or socket.
 
     Attributes:
-        state: Current state.
-        attempt: Index of the running or next attempt, from 0.
+        state: Current state of the client's stream.
+        attempt: Index of the running or next connection attempt, from 0.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class ClientSwitch:
         self._pauses = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
 
     def on(self, event: SwitchEvent) -> None:
-        """Change the state by one event."""
+        """Change the stream's state by one event."""
         if (self.state, event) not in SWITCH_TRANSITIONS:
             raise RuntimeError(
                 f"event {event.name} is not allowed in the switch state {self.state.name}"
@@ -144,15 +144,15 @@ class ClientSwitch:
         self.state = SWITCH_TRANSITIONS[self.state, event]
 
     def fail(self, failure: BulkFailure, draw: float) -> float | None:
-        """Record a failed attempt; return the pause before the next attempt, in seconds.
+        """Record a failed connection attempt; return the pause before the next one, in seconds.
 
         Args:
-            failure: Kind of the failure.
+            failure: Kind of the attempt's failure.
             draw: Random number, uniform in [0, 1). The draw spreads the next attempts of clients
                 that an overloaded shard has turned away together.
 
         Returns:
-            The pause, or None if no attempt follows.
+            The pause in seconds, or None if no further attempt follows.
         """
         self.attempt += 1
         is_spent = self.attempt == MOST_ATTEMPTS and failure in _MAY_PASS
@@ -177,7 +177,7 @@ class UnreachablePorts:
             return address in self._avoided
 
     def is_dropped(self, address: str) -> bool:
-        """Record an unanswered attempt; return True if the shard's port counts as blocked."""
+        """Count an unanswered attempt; return True if the shard's port now counts as blocked."""
         with self._lock:
             self._num_silences[address] += 1
             return self._num_silences[address] >= _SILENCES
@@ -188,7 +188,7 @@ class UnreachablePorts:
             del self._num_silences[address]
 
     def avoid(self, address: str) -> None:
-        """Reject all later offers of the shard."""
+        """Mark the shard's bulk port as unusable: clients then ignore the shard's offers."""
         with self._lock:
             self._avoided.add(address)
 
@@ -232,7 +232,7 @@ def run_attempts(
     Args:
         address: ``host:port`` of the shard's gRPC server.
         port: Port of the shard's bulk connections.
-        dial: Called with the index of an attempt; returns the connection or raises
+        dial: Called with the index of an attempt; returns the open bulk connection or raises
             NoBulkConnection.
         take: Called with the open connection, which the stream takes over.
         ended: Set when the stream has ended.
@@ -240,7 +240,7 @@ def run_attempts(
         ports: Unreachable ports that this process has recorded.
 
     Returns:
-        The final state.
+        The final state of the stream: moved, staying on gRPC, or ended.
     """
     switch, is_reported = ClientSwitch(), False
     while switch.state is SwitchState.DIALLING:
@@ -350,7 +350,7 @@ class ServerPath:
         self.connection: BulkConnection | None = None
 
     def offer(self) -> bool:
-        """Return True if the shard may offer the client a bulk connection now."""
+        """Return True if the shard may offer the stream's client a bulk connection now."""
         with self._lock:
             return self._on(PathEvent.OFFERED)
 
@@ -366,7 +366,7 @@ class ServerPath:
             former.abort()
 
     def switch(self) -> BulkConnection | None:
-        """Return the connection that the client has switched to; None without a connection."""
+        """Return the bulk connection that the client has switched to; None if none is attached."""
         with self._lock:
             self._on(PathEvent.SWITCHED)
             # An ended connection is returned too: the caller reads its last received messages.

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from thinwire.proto.bulk.connection import TcpWire
 from thinwire.runtime.run.credentials import Credentials
 
-#: Plain bytes that are encrypted by one call, and size of the buffer for received records.
+#: Most plain bytes that one call encrypts, and size of the buffer for received TLS records.
 PIECE_BYTES = 256 << 10
 
 
@@ -77,12 +77,12 @@ class TlsRecords:
             return True
 
     def put(self, data: bytes | memoryview) -> None:
-        """Take in bytes that were received from the socket."""
+        """Pass encrypted bytes from the socket to the TLS state machine."""
         with self._lock:
             self._in.write(data)
 
     def take(self) -> bytes:
-        """Return the bytes that the socket has to send."""
+        """Return the encrypted bytes that the caller must send over the socket."""
         with self._lock:
             return self._out.read()
 
@@ -124,7 +124,7 @@ class TlsWire:
         self._wire = TcpWire(connected)
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Encrypt and send all bytes of `parts`."""
+        """Encrypt all bytes of `parts` and send them over the TCP connection."""
         for data in parts:
             view = memoryview(data)
             for first in range(0, len(view), PIECE_BYTES):

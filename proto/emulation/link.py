@@ -35,12 +35,12 @@ def draw_losses(random: np.random.Generator, loss: float, num_bytes: int) -> tup
     """Draw the losses of one reliable message.
 
     Args:
-        random: Source of the draw.
+        random: Generator of the random draws.
         loss: Probability that a segment is lost.
         num_bytes: Size of the message, in bytes.
 
     Returns:
-        (bytes sent again, round trips that the retransmissions take).
+        (bytes that the sender retransmits, round trips that the retransmissions take).
     """
     if loss <= 0:
         return 0, 0
@@ -54,7 +54,7 @@ def draw_losses(random: np.random.Generator, loss: float, num_bytes: int) -> tup
 
 @dataclasses.dataclass(frozen=True)
 class Delivery:
-    """Times at which one message passes a link, in seconds on the model's clock."""
+    """Times at which one message passes an emulated link, in seconds on the model's clock."""
 
     serialised_at: float  # Time at which the sender has sent all bytes of the message.
     delivered_at: float  # Time at which the receiver has received all bytes of the message.
@@ -70,8 +70,8 @@ class LinkModel:
     sender.
 
     Args:
-        link: Rate, delay and loss of the link; 0 means no limit, no delay or no loss.
-        seed: Seed of the random losses.
+        link: Rate, delay and loss of the link; a rate of 0 means no limit.
+        seed: Seed of the link's random losses.
     """
 
     def __init__(self, link: Link, seed: int = 0) -> None:
@@ -84,7 +84,7 @@ class LinkModel:
         self._last_delivery_at = -math.inf
 
     def send(self, now: float, num_bytes: int) -> Delivery:
-        """Send one message that is ready at ``now``, after all earlier messages."""
+        """Send one message that is ready at ``now`` (seconds), after all earlier messages."""
         resent_bytes, rounds = draw_losses(self._random, self._loss, num_bytes)
         bytes_on_wire = num_bytes + resent_bytes
         self._free_at = max(now, self._free_at) + bytes_on_wire / self._bytes_per_second
@@ -97,7 +97,7 @@ class EmulatedSender:
     """One direction of a worker's link, shared by all streams of the worker. Thread-safe.
 
     Args:
-        model: Model of the link.
+        model: Model of the emulated link's rate, delay and loss.
         clock: Returns seconds of a monotonic clock.
         sleep: Blocks for the given number of seconds.
     """

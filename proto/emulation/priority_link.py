@@ -27,7 +27,7 @@ from thinwire.proto.emulation.link import (
     round_trip_seconds,
 )
 
-#: Bytes of one turn of a message that shares its class: about one TCP window.
+#: Bytes that a message sends before the next one in its class of service: about one TCP window.
 TURN_BYTES = 44 * SEGMENT_BYTES
 #: Size of a packet of background traffic, in bytes.
 BACKGROUND_PACKET_BYTES = 1500
@@ -40,17 +40,18 @@ class PacketArrival:
     """A message, or some datagrams of a train, that passed the link."""
 
     at: float  # Time of arrival, in seconds on the model's clock.
-    item: Any  # The item that the sender offered.
+    item: Any  # The object that the sender passed with the message or the datagrams.
     bytes_on_wire: int  # Bytes of the message with retransmissions, or of these datagrams.
-    indices: NDArray[np.int64] | None = None  # [m] datagrams; a duplicated one twice.
+    #: [m] indices of the datagrams in their train, duplicates twice; None for a message.
+    indices: NDArray[np.int64] | None = None
 
 
 @dataclasses.dataclass
 class ClassCounts:
-    """Counters of one class of service."""
+    """Counters of the traffic of one class of service on an emulated link."""
 
-    bytes_on_wire: int = 0  # Passed bytes: headers, retransmissions and lost datagrams included.
-    datagrams: int = 0  # Offered datagrams.
+    bytes_on_wire: int = 0  # Bytes sent with headers, retransmissions and lost datagrams.
+    datagrams: int = 0  # Datagrams that senders have put on the link.
     overflowed: int = 0  # Offered datagrams that did not fit into the queue.
     withdrawn: int = 0  # Offered datagrams that their sender withdrew.
     lost: int = 0  # Offered datagrams that were lost on the link.
@@ -64,12 +65,12 @@ class Transmission:
 
     priority: int
     unit: int  # Bytes of one packet. A packet that has started is always finished.
-    left: int  # Bytes that have not passed yet.
+    left: int  # Bytes of the transmission that have not passed the link yet.
     item: Any = None
-    parts: tuple[tuple[float, NDArray[np.int64] | None], ...] = ()  # (extra delay, indices)
+    parts: tuple[tuple[float, NDArray[np.int64] | None], ...] = ()  # (extra delay in s, datagrams)
     total: int = 0  # Bytes of the whole transmission.
     reliable: bool = False
-    own: bool = True  # False for background traffic.
+    own: bool = True  # False for background traffic of other programs.
 
     @property
     def has_begun(self) -> bool:
@@ -78,17 +79,17 @@ class Transmission:
 
 
 class ClassQueue:
-    """Queue of one class of service: first come, first served.
+    """Queue of one class of service on an emulated link: first come, first served.
 
     Attributes:
-        queue: Waiting transmissions, in order of service.
-        stream: Messages that wait outside the queue, which holds one message at a time.
-        has_message: True if a message is in the queue or in service.
-        num_own: Number of messages and trains without background, waiting or in service.
-        bounded_bytes: Bytes of datagrams and background traffic, waiting or in service.
-        datagram_bytes: Bytes of datagrams, waiting or in service.
-        last_arrival: Arrival time of the newest message, in seconds.
-        counts: Counters of the class.
+        queue: Transmissions that wait for the link, in order of service.
+        stream: Messages that wait outside the queue. The queue holds one message at a time.
+        has_message: True if a message of this class is in the queue or passes the link now.
+        num_own: Number of messages and datagram trains that wait or pass now (no background).
+        bounded_bytes: Bytes of datagrams and background traffic that wait or pass the link now.
+        datagram_bytes: Bytes of datagrams that wait or pass the link now.
+        last_arrival: Arrival time of the newest message of this class, in seconds.
+        counts: Traffic counters of this class of service.
     """
 
     def __init__(self) -> None:
@@ -101,7 +102,7 @@ class ClassQueue:
         self.counts = ClassCounts()
 
     def add(self, job: Transmission) -> None:
-        """Add a transmission to the queue."""
+        """Add a transmission to the end of this class's queue."""
         self.num_own += job.own
         if not job.reliable:
             self.bounded_bytes += job.left
@@ -120,7 +121,7 @@ class ClassQueue:
         return min(job.left, TURN_BYTES) if job.reliable and len(self.queue) > 1 else job.left
 
     def passed(self, job: Transmission, num_bytes: int) -> None:
-        """Count bytes of the transmission in service as passed."""
+        """Count bytes of the current transmission as passed over the link."""
         job.left -= num_bytes
         if not job.reliable:
             self.bounded_bytes -= num_bytes
@@ -137,7 +138,7 @@ class ClassQueue:
                 self.queue.append(self.stream.popleft())
 
     def remove(self, jobs: list[Transmission]) -> None:
-        """Remove waiting trains that have not begun."""
+        """Remove waiting datagram trains of which no byte has passed yet."""
         numbers = {id(job) for job in jobs}
         self.queue = collections.deque(job for job in self.queue if id(job) not in numbers)
         self.num_own -= len(jobs)
@@ -150,9 +151,9 @@ class Background:
     """Traffic of other programs: packets at a constant rate from the first offer on.
 
     Attributes:
-        next_at: Time of the next burst of packets, in seconds.
-        passed_bytes: Number of bytes that have passed.
-        turn_bytes: Size of one burst, in bytes.
+        next_at: Time of the next burst of background packets, in seconds.
+        passed_bytes: Number of background bytes that have passed the link.
+        turn_bytes: Size of one burst of background packets, in bytes.
 
     Args:
         link: Rates of the link and of its background traffic.
@@ -173,17 +174,17 @@ class Background:
         turn = min(self._bytes_per_second * _BACKGROUND_SECONDS, queue_bytes / _LEAST_QUEUED_TURNS)
         self.turn_bytes = BACKGROUND_PACKET_BYTES * max(1, int(turn / BACKGROUND_PACKET_BYTES))
         self._begun_at: float | None = None
-        self._number = 0  # Index of the next burst.
+        self._number = 0  # Index of the next background burst.
         self.next_at = math.inf
         self.passed_bytes = 0
 
     def begin(self, now: float) -> None:
-        """Start the traffic, unless it has already started."""
+        """Start the background traffic at time `now`, unless it has already started."""
         if self._begun_at is None and self._bytes_per_second:
             self._begun_at = self.next_at = now
 
     def skip(self, until: float) -> None:
-        """Let bursts pass on an idle link, except for the last one before `until`."""
+        """Let background bursts before `until` pass an idle link, except for the last burst."""
         if self._begun_at is None:
             return
         number = int((until - self._begun_at) * self._bytes_per_second / self.turn_bytes) - 1
@@ -192,7 +193,7 @@ class Background:
             self._go_to(number)
 
     def take(self) -> int:
-        """Return the bytes of the next burst and advance `next_at`."""
+        """Return the bytes of the next background burst and advance `next_at`."""
         self._go_to(self._number + 1)
         return self.turn_bytes
 
@@ -208,14 +209,14 @@ def draw_fates(
     """Draw which datagrams are lost, duplicated or late.
 
     Args:
-        random: Source of the draws.
-        link: Link with the probabilities.
-        count: Number of datagrams.
+        random: Generator of the random draws.
+        link: Link with the probabilities of loss, duplication and delay.
+        count: Number of datagrams to draw for.
         counts: Counters to which losses, duplicates and late datagrams are added.
 
     Returns:
-        (indices of datagrams that arrive in order, indices of late datagrams). The indices of each
-        array ascend; a duplicated datagram appears twice.
+        (indices of datagrams that arrive in order, indices of late datagrams). The indices in both
+        arrays ascend; a duplicated datagram appears twice.
     """
     indices = np.arange(count)
     if link.loss > 0:
@@ -279,13 +280,13 @@ class PriorityLink:
         self._round_trip = round_trip_seconds(link)
         self._lateness = max(self._delay, _LEAST_LATENESS_SECONDS)
         self._queue_bytes = link.queue_kb * 1e3 if link.queue_kb > 0 else math.inf
-        self._random = np.random.default_rng(seed)  # The same draws in the same order as LinkModel.
+        self._random = np.random.default_rng(seed)  # Draws in the same order as LinkModel.
         self._fates = np.random.default_rng([seed, 1])
         self._classes = [ClassQueue() for _ in range(BEST_EFFORT + 1)]
         self._current: Transmission | None = None
-        self._turn_bytes = 0  # Bytes that the current job may pass in its turn.
-        self._started = self._ends = -math.inf  # Start and end of the current turn.
-        self._free_at = -math.inf  # Time at which the next job may start.
+        self._turn_bytes = 0  # Bytes that the current transmission may pass in its turn.
+        self._started = self._ends = -math.inf  # Start and end of the current turn, in seconds.
+        self._free_at = -math.inf  # Time at which the next transmission may start, in seconds.
         self._now = -math.inf
         self._arrivals: list[tuple[float, int, PacketArrival]] = []
         self._numbers = itertools.count()
@@ -294,7 +295,7 @@ class PriorityLink:
 
     @property
     def counts(self) -> tuple[ClassCounts, ...]:
-        """Copies of the counters of all classes, class 0 first."""
+        """Copies of the traffic counters of all classes of service, class 0 first."""
         return tuple(dataclasses.replace(queue.counts) for queue in self._classes)
 
     def has_space(self, priority: int) -> bool:
@@ -383,7 +384,7 @@ class PriorityLink:
     # -- output -----------------------------------------------------------------------------
 
     def next_event(self) -> float | None:
-        """Return the time of the next `advance` call; None if no arrival is pending.
+        """Return the time at which `advance` is needed next; None if no arrival is pending.
 
         No message or datagram arrives before the returned time.
         """
@@ -400,7 +401,7 @@ class PriorityLink:
         return at if math.isfinite(at) else None
 
     def advance(self, now: float) -> list[PacketArrival]:
-        """Advance the time to `now`; return the arrivals since the last call, in order."""
+        """Advance the link's time to `now`; return all arrivals since the last call, in order."""
         now = self._come_to(now)
         arrivals = []
         while self._arrivals and self._arrivals[0][0] <= now:
@@ -412,7 +413,7 @@ class PriorityLink:
     # -- the passage of time --------------------------------------------------------------------
 
     def _come_to(self, until: float) -> float:
-        """Process all events up to `until`; return the model's new time."""
+        """Process all link events up to `until`; return the model's new time, in seconds."""
         self._now = until = max(until, self._now)
         background = self._background
         while background.next_at <= until:
@@ -433,15 +434,15 @@ class PriorityLink:
         """Return how many of `count` packets fit into the queue of a class."""
         if math.isinf(self._queue_bytes):
             return count
-        # bounded_bytes includes the current job. Its packets that have started are on the wire
-        # and need no space in the queue.
+        # bounded_bytes includes the current transmission. Its packets that have started are on the
+        # wire and need no space in the queue.
         taken, current = self._classes[priority].bounded_bytes, self._current
         if current is not None and current.priority == priority and not current.reliable:
             taken -= min(self._turn_bytes, self._begun_bytes(current, now))
         return max(0, min(count, int((self._queue_bytes - taken) // unit)))
 
     def _begun_bytes(self, job: Transmission, now: float) -> int:
-        """Return the bytes of the current job's packets that have started at time `now`."""
+        """Return the bytes of the current transmission's packets that started before `now`."""
         return job.unit * math.ceil((now - self._started) * self._rate / job.unit)
 
     def _add(self, job: Transmission, now: float) -> None:
@@ -460,7 +461,7 @@ class PriorityLink:
         self._serve(now)
 
     def _interrupt(self, job: Transmission, now: float) -> None:
-        """Put the current job back, unless the last packet of its turn has started."""
+        """Put the current transmission back into its queue, unless its last packet has started."""
         num_bytes = self._begun_bytes(job, now)
         if num_bytes < self._turn_bytes:
             self._pass(job, num_bytes)
@@ -468,7 +469,7 @@ class PriorityLink:
             self._current, self._free_at = None, self._started + num_bytes / self._rate
 
     def _serve(self, until: float) -> None:
-        """Serve waiting jobs, the most urgent class first, up to the time `until`."""
+        """Serve waiting transmissions up to the time `until`, the most urgent class first."""
         while True:
             if self._current is not None:
                 if self._ends > until:
@@ -490,7 +491,7 @@ class PriorityLink:
             self._background.passed_bytes += num_bytes
 
     def _end_turn(self, job: Transmission) -> None:
-        """Queue the current job for its next turn, or schedule its arrival if it is complete."""
+        """Queue the current transmission for its next turn, or schedule its arrival if complete."""
         queue = self._classes[job.priority]
         self._current, self._free_at = None, self._ends
         self._pass(job, self._turn_bytes)

@@ -27,8 +27,8 @@ from thinwire.proto.emulation.priority_link import (
 from thinwire.proto.udp import sockets as udp_sockets
 
 _JOIN_SECONDS = 5.0
-#: Interval at which a full class accepts datagrams nevertheless, in seconds. A sender that is
-#: rejected for a longer time drops its datagrams.
+#: Interval at which a class of service with a full queue still accepts datagrams, in seconds. A
+#: sender that the link rejects for a longer time drops its datagrams.
 _PATIENCE_SECONDS = 0.2
 
 
@@ -37,7 +37,7 @@ def class_of_channel(scheme: str, channel: int, channels: int) -> int:
 
     Args:
         scheme: Marking scheme of `thinwire.proto.udp.sockets.tos`.
-        channel: Index of the channel; 0 for the reliable stream.
+        channel: Index of the datagram channel, from 1; 0 for the reliable stream.
         channels: Number of datagram channels.
     """
     tos = udp_sockets.tos(scheme, channel, channels)
@@ -48,7 +48,7 @@ class RunningLink:
     """A thread that runs a link model on the real clock. Thread-safe.
 
     Args:
-        model: Model of the link.
+        model: Model of the emulated link.
         clock: Returns seconds of a monotonic clock.
     """
 
@@ -66,7 +66,7 @@ class RunningLink:
 
     @property
     def counts(self) -> tuple[ClassCounts, ...]:
-        """Counters of all classes, class 0 first."""
+        """Traffic counters of all classes of service, class 0 first."""
         with self._changed:
             return self._model.counts
 
@@ -114,7 +114,7 @@ class RunningLink:
             return self._model.has_space(priority)
 
     def close(self) -> None:
-        """Drop all pending messages and release the waiting threads. A second call is harmless."""
+        """Drop all messages on the link and release the waiting threads. May be called twice."""
         with self._changed:
             self._closed = True
             for ticket in self._tickets:
@@ -140,7 +140,7 @@ class RunningLink:
             self.close()
 
     def _wait_for_arrivals(self) -> list[PacketArrival] | None:
-        """Return the next arrivals; None once the link is closed."""
+        """Wait for the link's next arrivals and return them; None once the link is closed."""
         with self._changed:
             while not self._closed:
                 if arrivals := self._model.advance(self._clock()):
@@ -205,7 +205,7 @@ class EmulatedSocket:
         self._warned = False
 
     def send(self, data: Any, /) -> int:
-        """Put one datagram on the link.
+        """Put one datagram on the emulated link.
 
         Raises:
             BlockingIOError: The emulated send buffer is full. Try again later.
@@ -213,7 +213,7 @@ class EmulatedSocket:
         return self._offer(bytes(data), len(data))
 
     def sendmsg(self, buffers: Any, ancillary: Any, /) -> int:
-        """Put several datagrams on the link.
+        """Put several datagrams of equal size on the emulated link.
 
         Args:
             buffers: Bytes of all datagrams.
@@ -244,7 +244,7 @@ class EmulatedSocket:
         for index in arrival.indices.tolist():
             try:
                 self._below.send(data[index * size : (index + 1) * size])
-            except OSError as error:  # The datagram is lost, as datagrams may be.
+            except OSError as error:  # The datagram is lost; datagrams are unreliable.
                 if self._below.fileno() < 0:
                     return
                 if not self._warned:
@@ -256,11 +256,11 @@ class EmulatedUplink:
     """One worker's emulated uplink, for its streams and its datagrams to all shards.
 
     Attributes:
-        link: Running link, which also has the counters.
-        sender: Sender that paces the streams.
+        link: Running emulated link, with its traffic counters.
+        sender: Sender that paces the worker's streams over the link.
 
     Args:
-        emulated: Parameters of the link.
+        emulated: Rate, delay, loss and queue size of the link.
         seed: Seed of the link's random draws.
         dscp: DSCP of the streams' packets, 0..63; None if the packets are not marked.
     """
@@ -284,5 +284,5 @@ class EmulatedUplink:
         )
 
     def close(self) -> None:
-        """Close the link and release all waiting threads."""
+        """Close the emulated link and release all threads that wait for it."""
         self.link.close()

@@ -41,11 +41,11 @@ _REASON_SECONDS = 2.0
 
 
 class Unreachable(Exception):
-    """No shard accepts a stream at the address."""
+    """No shard accepts a gRPC stream at the dialed address."""
 
 
 class StreamLost(Exception):
-    """The stream has ended for ``reason``; the client must open another stream."""
+    """The gRPC stream to a shard has ended for ``reason``; the client must open a new stream."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -53,7 +53,7 @@ class StreamLost(Exception):
 
 
 class NoProgress(Exception):
-    """No frame arrived within the time limit; the stream is still open."""
+    """No frame arrived from the shard within the time limit; the stream is still open."""
 
 
 class ClientStream:
@@ -65,7 +65,7 @@ class ClientStream:
     the bulk connection in the caller's thread.
 
     Attributes:
-        chunks: Adaptive size of a payload's pieces.
+        chunks: Adaptive size of the pieces in which a large payload is sent.
         arrived_at: Monotonic time, in seconds, at which the frame that `receive` returned last
             arrived.
 
@@ -93,7 +93,7 @@ class ClientStream:
         self.address = present_address(address)
         self._credentials, self._server_name = credentials, server_name
         self._nonce = trust.new_nonce()
-        self._answer: dict[str, Any] = {}  # initial metadata from the server
+        self._answer: dict[str, Any] = {}  # the call's initial metadata from the server
         self._service = service
         self._link = link
         self._options = [
@@ -114,11 +114,11 @@ class ClientStream:
         self.arrived_at = self._newest_at = time.monotonic()
         self._dscp = dscp
         self._bulk: bulk.BulkConnection | None = None
-        self._receives_bulk = False  # the server sends over the bulk connection
+        self._receives_bulk = False  # True once the server sends over the bulk connection
         # `_moving` makes the check of `_over` and the assignment of `_bulk` one step. Otherwise the
         # switching thread could set `_bulk` after `close` has run, and the connection would leak.
         self._moving = threading.Lock()
-        self._over = threading.Event()  # the stream ends: reject new bulk connections
+        self._over = threading.Event()  # set at the stream's end: reject new bulk connections
         self._moved = threading.Event()
         self._channel: grpc.Channel | None = None
         self._reader: threading.Thread | None = None
@@ -153,11 +153,11 @@ class ClientStream:
 
     @property
     def ended(self) -> bool:
-        """True if the gRPC call has ended, so that no further frame will arrive."""
+        """True if the gRPC call has ended, so that no frame will arrive from the shard."""
         return self._reader is not None and not self._reader.is_alive()
 
     def open(self, timeout_seconds: float, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Connect and start the stream; call this once per stream.
+        """Connect to the shard and start the gRPC stream; call this once per stream.
 
         Args:
             timeout_seconds: Time limit for connecting and starting together, in seconds.
@@ -256,7 +256,7 @@ class ClientStream:
             raise
 
     def send(self, frames: Frames, counted: bool = True) -> None:
-        """Queue frames, sent in order without other frames between them; never blocks.
+        """Queue frames for the shard, sent in order with no other frames between; never blocks.
 
         Args:
             frames: Frames, or a function that the sending thread calls for the frames just before
@@ -320,7 +320,7 @@ class ClientStream:
         connection = self._bulk if self._receives_bulk else None
         if connection is None:
             data = self._receive(timeout_seconds)
-            connection = self._bulk  # read after the wait: the stream may have moved meanwhile
+            connection = self._bulk  # read after the wait, during which the stream may have moved
             if connection is None or data != SERVER_SWITCHES:
                 return data
             self._receives_bulk = True
@@ -343,7 +343,7 @@ class ClientStream:
         except queue.Empty:
             raise NoProgress(f"{self.address} sent nothing for {timeout_seconds:.3g} s") from None
         if isinstance(received, StreamLost):
-            self._incoming.put((received, arrived_at))  # the next call raises StreamLost again
+            self._incoming.put((received, arrived_at))  # every later call raises StreamLost, too
             raise received
         self.arrived_at = arrived_at
         return received
@@ -351,7 +351,7 @@ class ClientStream:
     def close(self, grace_seconds: float = _CLOSE_GRACE_SECONDS) -> None:
         """Send the queued frames, then end the stream; cut the stream after the grace time.
 
-        Further calls have no effect.
+        A second call of `close` has no effect.
         """
         self._end_moving()
         self._outgoing.put(None)

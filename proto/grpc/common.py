@@ -25,11 +25,11 @@ from thinwire.proto.framing import (
 from thinwire.runtime.run.credentials import NOT_PROTECTED, Protection
 
 SERVICE = "thinwire.v1.ParameterServer"
-PEER_SERVICE = "thinwire.v1.Peer"  # the service of a worker for its peers
+PEER_SERVICE = "thinwire.v1.Peer"  # gRPC service of a worker for other workers
 METHOD = "Session"
 
-_MESSAGE_OVERHEAD_BYTES = 5  # gRPC: compression flag and length
-_FRAME_OVERHEAD_BYTES = 9  # HTTP/2 frame header
+_MESSAGE_OVERHEAD_BYTES = 5  # bytes of gRPC's compression flag and length before a message
+_FRAME_OVERHEAD_BYTES = 9  # bytes of an HTTP/2 frame header
 _FRAME_BYTES = 16 << 10
 
 #: Frames, or a function that the sending thread calls for the frames just before it sends them.
@@ -41,7 +41,7 @@ Frames = Iterable[Frame] | Callable[[], Iterable[Frame]]
 QueuedFrames = tuple[Frames, bool, float]
 
 
-#: The last frame that the client, and the server, sends over gRPC before the bulk connection.
+#: Last frame that a client (and the server) sends over gRPC before it uses the bulk connection.
 CLIENT_SWITCHES = frame(pb.ToServer(switch=pb.Switch()))
 SERVER_SWITCHES = frame(pb.ToClient(switch=pb.Switch()))
 
@@ -146,21 +146,21 @@ def check_bind(
 _FIRST_BYTES = 32 << 10
 #: Time that the network should take to accept one message; much less than any lease.
 _TARGET_SECONDS = 0.5
-#: This many fast messages in a row double the size. The operating system buffers megabytes
-#: immediately, even on a slow link, so one fast message proves nothing. With 8 in a row, pieces
-#: reach 1 MiB only after about 8 MiB have passed fast.
+#: Number of fast messages in a row that doubles the piece size. The operating system buffers
+#: megabytes immediately, even on a slow link, so one fast message proves nothing. With 8 messages,
+#: pieces reach 1 MiB only after about 8 MiB have passed fast.
 _IN_A_ROW = 8
 
 
 class ChunkPace:
-    """Adaptive size of a payload's pieces; only the sending thread may call its methods.
+    """Adaptive size of the pieces of a large payload; only the sending thread may call its methods.
 
-    The size doubles while the network accepts pieces fast. After a slow piece the size falls to
-    the bytes that pass within the target time. The size starts small, because the speed of a new
+    The piece size doubles while the network accepts pieces fast. After a slow piece the size falls
+    to the bytes that pass within the target time. The size starts small, because the speed of a new
     connection is unknown.
 
     Attributes:
-        num_bytes: Size of the next piece, in bytes.
+        num_bytes: Size of the next payload piece, in bytes.
     """
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class ChunkPace:
         self._num_easy = 0
 
     def finish(self) -> None:
-        """Use the largest size, on a bulk connection: its receiver sees progress byte by byte."""
+        """Use the largest piece size: a bulk connection's receiver sees progress byte by byte."""
         self.num_bytes = MAX_CHUNK_BYTES
 
     def record(self, num_bytes: int, seconds: float) -> None:

@@ -16,11 +16,11 @@ _Response = health_pb2.HealthCheckResponse
 
 
 class HealthCheckFailed(Exception):
-    """The node did not answer; the message holds the reason."""
+    """The node did not answer a health check; the exception's message holds the reason."""
 
 
 def probe(address: str, timeout_seconds: float, credentials: Credentials = NO_CREDENTIALS) -> str:
-    """Query a node's health; return SERVING or NOT_SERVING.
+    """Query a node's health over gRPC; return SERVING or NOT_SERVING.
 
     Args:
         address: ``host:port`` of the node.
@@ -44,7 +44,7 @@ def probe(address: str, timeout_seconds: float, credentials: Credentials = NO_CR
 
 
 def _explain(error: grpc.RpcError, address: str, timeout_seconds: float) -> str:
-    """Return the reason for a failed health check, and what to do."""
+    """Return a text with the reason for a failed health check, and the remedy."""
     code, reason = error.code(), str(error.details() or "")
     if trust.is_distrust(reason):
         return f"the node is not trusted: {trust.explain_distrust(reason)}."
@@ -87,7 +87,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ha
     def Check(  # noqa: N802 - the name in grpc.health.v1
         self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
-        """Return a service's health."""
+        """Return the health of the requested service."""
         self._check_name(request, context)
         return _Response(status=self._status)
 
@@ -108,7 +108,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ha
 
     def _changes(self, context: grpc.ServicerContext) -> Iterator[health_pb2.HealthCheckResponse]:
         sent: int | None = None
-        is_watched = context.add_callback(self._wake)  # False: the watcher has left
+        is_watched = context.add_callback(self._wake)  # False if the watching client has left
         while is_watched:
             with self._changed:
                 while self._status == sent and context.is_active():

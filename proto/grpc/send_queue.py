@@ -20,7 +20,7 @@ MOST_REPORT_BYTES = 8 << 20
 
 
 class SendQueue:
-    """Send queue of one stream: only the sending thread may call `get`.
+    """Send queue of one client's stream at a shard: only the sending thread may call `get`.
 
     Only one thread may queue replies with `put`. All other methods are thread-safe.
     """
@@ -37,7 +37,7 @@ class SendQueue:
 
     @property
     def num_replies(self) -> int:
-        """Number of replies queued since the stream began."""
+        """Number of replies to the client that were queued since its stream began."""
         return self._num_to_make
 
     @property
@@ -63,7 +63,7 @@ class SendQueue:
             with self._lock:
                 self._control_bytes += size
         else:
-            self._num_to_make += 1  # needs no lock: only one thread queues replies
+            self._num_to_make += 1  # without a lock, as only one thread queues replies
         self._queue.put(((frames, counted, now), size))
         return self._control_bytes <= MOST_CONTROL_BYTES
 

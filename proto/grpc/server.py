@@ -46,13 +46,13 @@ from thinwire.proto.security.credentials import PeerEvidence
 
 
 class ServerStream:
-    """The shard's end of one client's stream.
+    """The shard's end of one client's gRPC stream.
 
     Only one thread may call ``incoming``; all other methods are thread-safe, except that only the
     server's own thread calls `responses`.
 
     Attributes:
-        chunks: Adaptive size of a payload's pieces.
+        chunks: Adaptive size of the pieces in which a large payload is sent.
         evidence: Certificate names and random numbers of the client, known before its Hello.
         peer: The client's address in gRPC's form, for example ipv4:10.0.0.3:4711.
     """
@@ -92,7 +92,7 @@ class ServerStream:
 
     @property
     def lost(self) -> bool:
-        """True if the stream has ended; frames that are sent afterwards are discarded."""
+        """True if the client's stream has ended; frames sent to an ended stream are discarded."""
         return self._lost.is_set()
 
     @property
@@ -111,7 +111,7 @@ class ServerStream:
         return self._outgoing.num_bytes
 
     def incoming(self) -> Iterator[bytes | Arriving]:
-        """Yield frames until the client closes its half of the stream, or the stream ends.
+        """Yield the client's frames until the client closes its half, or the stream ends.
 
         Raises:
             Malformed: The bytes from a bulk connection are not a frame.
@@ -148,7 +148,7 @@ class ServerStream:
         self._path.attach(connection)
 
     def send(self, frames: Frames, counted: bool = True) -> None:
-        """Queue frames, sent in order without other frames between them; never blocks.
+        """Queue frames to the client, sent in order with no other frames between; never blocks.
 
         A client that leaves too many bytes of control messages unread loses its stream.
 
@@ -174,7 +174,7 @@ class ServerStream:
         return 0 if self._lost.is_set() else self._outgoing.put_report(message)
 
     def pace(self, link: Link, share: float, seed: int) -> None:
-        """Send the following frames over an emulated link, or without emulation.
+        """Send all later frames over an emulated link, or without emulation.
 
         Args:
             link: The worker's emulated link. An inactive link ends the emulation.
@@ -189,7 +189,7 @@ class ServerStream:
         self._sender = EmulatedSender(LinkModel(shared, seed), sleep=self._wait)
 
     def close(self) -> None:
-        """End the stream without an error, after the queued frames."""
+        """End the client's stream without an error, after the queued frames."""
         self._outgoing.end()
 
     def _wait(self, seconds: float) -> None:
@@ -254,7 +254,7 @@ class DaemonThreads(futures.Executor):
     """
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run a call in a new daemon thread; return its future."""
+        """Run a function call in a new daemon thread; return the call's future."""
         future: futures.Future[Any] = futures.Future()
 
         def run() -> None:
@@ -269,7 +269,7 @@ class DaemonThreads(futures.Executor):
 
 #: Time that a client has to read the last frames of a bulk connection when its stream ends.
 _LAST_WORDS_SECONDS = 2.0
-#: Calls beyond the stream limit: health checks, and streams that the guard rejects with a reason.
+#: Number of gRPC calls beyond the stream limit: health checks, and streams that the guard rejects.
 _SPARE_CALLS = 8
 #: Time limits of the HTTP/2 handshake and of a connection without a stream. An idle connection
 #: occupies a descriptor.
@@ -300,15 +300,15 @@ class GrpcServer:
         self._sweeper, self.port = sweeper, sweeper.port
 
     def hand_over(self, handler: Callable[[ServerStream], None]) -> None:
-        """Replace the handler for new streams; open streams keep their handler."""
+        """Replace the function that handles new streams; open streams keep their handler."""
         self._sessions.handler = handler
 
     def set_serving(self, serving: bool) -> None:
-        """Set the health in grpc.health.v1: SERVING if `serving` is True, else NOT_SERVING."""
+        """Set this server's health: SERVING if `serving` is True, else NOT_SERVING."""
         self._health.set_serving(serving)
 
     def stop(self, grace_seconds: float = 0.0) -> None:
-        """Accept no new streams, wait up to the grace time for open ones to end, then cut them."""
+        """Reject new streams, wait up to the grace time for open streams to end, then cut them."""
         self._health.set_serving(False)
         self._listener.stop()
         self._server.stop(grace_seconds).wait()
@@ -323,7 +323,7 @@ class _CallFinder(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at r
         self._method = grpc.stream_stream_rpc_method_handler(handler)
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:  # type: ignore[type-arg]  # not at runtime
-        """Return the handler; None rejects the call without a new thread."""
+        """Return the handler of a gRPC call; None rejects the call without a new thread."""
         if call.method != self._path:
             return None
         metadata = cast("Iterable[tuple[str, bytes]]", call.invocation_metadata)

@@ -38,30 +38,30 @@ from thinwire.runtime.run.resuming import OtherRun
 
 #: Bytes that `payload_limit` adds for the coding overhead of a reply with a dense float32 shard.
 _SLACK_BYTES = 4096
-#: Time limit for a shard's answer to a Hello. A constant, because the delays of a shard that has
-#: sent nothing are unknown.
+#: Time limit for a shard's answer to a Hello, in seconds. A constant, because no delay of the shard
+#: has been measured before its first answer.
 _HELLO_TIMEOUT_SECONDS = 30.0
-_LOOK_SECONDS = 0.2  # interval between two calls of `given_up` while waiting for an answer
+_LOOK_SECONDS = 0.2  # interval between two `given_up` calls while a client waits for an answer
 #: Limits of a shard's longest silence: in seconds while the lease is unknown or short, in leases
 #: when the lease is long.
 _MOST_SILENCE_SECONDS, _LEASES_OF_SILENCE = 10.0, 3.0
-#: Shortest silence that counts as a failure, because a busy machine may pause for a moment.
+#: Shortest silence of a shard that counts as a failure: a busy machine may pause for a moment.
 _LEAST_SILENCE_SECONDS = 2.0
 _BEATS_PER_LEASE, _LONGEST_BEAT_SECONDS = 3.0, 3.0
-#: A wait that takes this much longer than planned means that this process was suspended.
+#: Seconds by which a wait must exceed its time limit to show that this process was suspended.
 _STALL_SECONDS = 1.0
-#: Time limit of the first attempt, and so the shortest time until a silent address is reported.
-#: Later attempts may take longer.
+#: Time limit of the first attempt to open a session, in seconds. A silent address is reported after
+#: this time at the earliest. Later attempts may take longer.
 _FIRST_ATTEMPT_SECONDS = 2.0
-#: Minimum number of attempts within the time limit of `Dialler.dial`.
+#: Minimum number of attempts to open a session within the time limit of `Dialler.dial`.
 _LEAST_ATTEMPTS = 4
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
-#: Random draws for the pauses between attempts. The `random` module belongs to the script: drawing
-#: from it would change the script's numbers, and if the launcher has seeded it, all workers would
-#: draw the same pauses.
+#: Random draws for the pauses between dial attempts. The `random` module belongs to the script:
+#: drawing from `random` would change the script's numbers, and if the launcher has seeded `random`,
+#: all workers would draw the same pauses.
 jitter = random.SystemRandom().random
-#: Longest pause, as a fraction of the lease: after a short network failure a client reconnects
-#: before its lease ends.
+#: Longest pause between dial attempts, as a fraction of the lease: after a short network failure a
+#: client reconnects before its lease ends.
 _PAUSE_PER_LEASE = 1 / 4
 #: Reasons of a rejected Hello after which the client should send the Hello again.
 _TRANSIENT = (pb.REASON_STARTING, pb.REASON_FULL, pb.REASON_QUARANTINED)
@@ -85,10 +85,10 @@ class RequestRejected(Exception):
 
 
 class OfferAccepted(RequestRejected):
-    """The shard has accepted this worker's offer of a model, and expects another Hello."""
+    """The shard has accepted this worker's offer (its script's model), and expects a new Hello."""
 
 
-#: Returns the document of an offer, and the offer's payload as byte buffers in order.
+#: Function that returns the document and the payload (byte buffers in order) of a model offer.
 MakeOffer = Callable[[], tuple[str, Sequence[BytesLike]]]
 
 
@@ -97,7 +97,7 @@ def payload_limit(layout: ShardLayout, aux_count: int = 0) -> int:
 
     Args:
         layout: Layout of the shard.
-        aux_count: Number of auxiliary values in the payload.
+        aux_count: Number of auxiliary float32 values at the payload's end.
     """
     return 5 * layout.size + _SLACK_BYTES + 64 * len(layout.slices) + 4 * aux_count
 
@@ -140,11 +140,12 @@ class ClientSession:
             connection.
         max_payload_bytes: Maximum payload of a reply. A larger reply is rejected before memory is
             allocated.
-        link: The worker's emulated uplink. None: no emulation.
+        link: The worker's emulated uplink. None: frames are sent without emulation.
         dscp: DSCP class of service of the stream's packets, 0..63. None: the system's default.
         credentials: This node's certificate, key and token.
         arrivals: Estimator that earlier sessions with the shard used. None: a new estimator.
-        make_offer: Called for an offer if the shard has no model. None: the client has no model.
+        make_offer: Returns the script's model as an offer if the shard has no model. None: the
+            client has no model.
     """
 
     def __init__(
@@ -171,12 +172,12 @@ class ClientSession:
 
     @property
     def stream(self) -> ClientStream:
-        """The client's stream, for its counters."""
+        """The client's stream, from which callers read byte counters."""
         return self._stream
 
     @property
     def silent(self) -> bool:
-        """True if the stream has ended, or nothing has arrived for longer than the timeout."""
+        """True if the stream has ended, or the shard was silent for longer than its timeout."""
         newest_at = max(self.arrivals.last_arrival_at, self._stream.newest_frame_at)
         overdue = time.monotonic() > newest_at + self.arrivals.timeout_seconds
         return self._stream.ended or overdue
@@ -188,7 +189,7 @@ class ClientSession:
     def open(
         self, timeout_seconds: float, given_up: Callable[[], bool] = lambda: False
     ) -> pb.Welcome:
-        """Connect, send Hello and return the Welcome.
+        """Connect to the shard, send a Hello and return the shard's Welcome.
 
         Args:
             timeout_seconds: Time limit to connect. The shard has another 30 s to answer the Hello.
@@ -260,7 +261,7 @@ class ClientSession:
         try:
             addresses = session.open(_FIRST_ATTEMPT_SECONDS, given_up).addresses
             session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
-        except (Unreachable, StreamLost, RequestRejected):  # shard 0 may be unreachable too
+        except (Unreachable, StreamLost, RequestRejected):  # shard 0 may also be unreachable
             return
         finally:
             session.close(0.0)
@@ -303,7 +304,7 @@ class ClientSession:
         self._stream.send(parts, counted=False)
 
     def send_control(self, message: pb.ToServer, counted: bool = False) -> None:
-        """Queue a message without payload; `counted` is True if its bytes are training bytes."""
+        """Queue a message without payload; `counted`: count its bytes as training bytes."""
         self._stream.send((frame(message),), counted)
 
     def send(self, message: pb.ToServer, pieces: Sequence[BytesLike]) -> None:
@@ -311,7 +312,7 @@ class ClientSession:
         self._stream.send(frames(message, pieces, self._chunk_bytes))
 
     def receive(self, progress_seconds: float) -> tuple[pb.ToClient, memoryview]:
-        """Return the next whole message and its payload.
+        """Return the shard's next whole message and the message's payload.
 
         Raises:
             StreamLost: The stream ended, a frame is malformed, or no byte arrived for
@@ -327,7 +328,7 @@ class ClientSession:
                 return complete
 
     def listen(self) -> tuple[pb.ToClient, memoryview]:
-        """Wait for the next whole message and its payload.
+        """Wait for the shard's next whole message; return the message and its payload.
 
         Raises:
             StreamLost: The stream ended, a frame is malformed, or the shard was silent for longer
@@ -338,7 +339,7 @@ class ClientSession:
         return message
 
     def listen_for(self, seconds: float) -> tuple[pb.ToClient, memoryview] | None:
-        """Return the next whole message and its payload, or None if no byte arrives in time.
+        """Return the shard's next message and its payload, or None if no byte arrives in time.
 
         Raises:
             StreamLost: The stream ended, a frame is malformed, or the shard was silent for longer
@@ -354,7 +355,7 @@ class ClientSession:
                     return None
                 late = time.monotonic() - began - patience
                 # A wait that ends much too late means that this process was suspended. Frames that
-                # arrived meanwhile are still unread, so the silence does not show a dead shard.
+                # arrived in that time are still unread, so the silence does not show a dead shard.
                 if late > _STALL_SECONDS:
                     self.arrivals.excuse(late + _STALL_SECONDS, time.monotonic())
                     continue
@@ -366,9 +367,9 @@ class ClientSession:
                 return complete
 
     def poll(self, patience_seconds: float) -> tuple[pb.ToClient, memoryview] | None:
-        """Return the next whole message and its payload, or None if no byte arrives in time.
+        """Return the shard's next message and its payload, or None if no byte arrives in time.
 
-        Silence is not an error and does not end the session.
+        A silent shard is not an error and does not end the session.
 
         Raises:
             StreamLost: The stream ended, or a frame is malformed.
@@ -382,7 +383,7 @@ class ClientSession:
                 return complete
 
     def _feed_frame(self, patience_seconds: float) -> tuple[pb.ToClient, memoryview] | None:
-        """Receive one frame; return the message that the frame completes, or None.
+        """Receive one frame; return the message that it completes, or None if chunks are missing.
 
         Raises:
             NoProgress: No byte arrived in time.
@@ -407,11 +408,11 @@ class Dialler:
     """Opens one session after another to the same shard.
 
     Args:
-        name: Name of the shard, for messages.
-        make: Returns a new session that is not open.
+        name: Name of the shard, for log lines and errors.
+        make: Returns a new session with the shard; the session is not open yet.
         closing: Event that is set when the client must stop.
-        transient: Reasons after which to send a rejected Hello again. A Hello is also sent again
-            after a refusal with a retry time.
+        transient: Rejection reasons after which the client sends a Hello again. A rejection with a
+            retry time also leads to another Hello.
         leader: ``host:port`` of shard 0, which knows the present addresses of restarted shards.
             Empty: not known.
     """
@@ -430,11 +431,11 @@ class Dialler:
         self._longest_pause_seconds = _LONGEST_PAUSE_SECONDS
 
     def dial(self, patience_seconds: float) -> tuple[ClientSession, pb.Welcome]:
-        """Return an accepted session and its Welcome.
+        """Dial until the shard accepts a session; return the session and the shard's Welcome.
 
         Args:
-            patience_seconds: Time limit for all attempts. The time starts again when a shard
-                accepts an offer or sends a retry time.
+            patience_seconds: Time limit for all attempts, in seconds. The time starts again when a
+                shard accepts a model offer or sends a retry time.
 
         Raises:
             Unreachable: No shard accepted a session in time, or the client must stop.
@@ -486,8 +487,8 @@ class Dialler:
             most_seconds: Approximate time limit of the attempt, in seconds.
 
         Raises:
-            Unreachable, StreamLost: The attempt failed.
-            RequestRejected: The shard rejected the Hello.
+            Unreachable, StreamLost: The attempt to open a session failed.
+            RequestRejected: The shard rejected the client's Hello.
         """
         session, began = self._make(), time.monotonic()
         timeout = min(self._attempts.timeout_seconds, max(0.5, most_seconds))

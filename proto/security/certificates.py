@@ -46,7 +46,7 @@ _EARLIER = datetime.timedelta(hours=1)
 
 @dataclasses.dataclass(frozen=True)
 class IssuedCertificate:
-    """A certificate and its private key."""
+    """An X.509 certificate and its private key."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
@@ -176,7 +176,7 @@ def _authority_in(folder: pathlib.Path, days: float) -> tuple[IssuedCertificate,
     try:
         private: Any = forms.load_pem_private_key(key.read_bytes(), password=None)
         public = x509.load_pem_x509_certificate(certificate.read_bytes())
-    except (ValueError, TypeError) as error:  # TypeError: the key is encrypted
+    except (ValueError, TypeError) as error:  # TypeError: the key file is encrypted
         raise ConfigurationError(
             f"--out={folder}: ca.crt and ca.key are no certificate and unencrypted private key in "
             "PEM form; give the folder of an authority that this command made, or an empty folder."
@@ -185,7 +185,7 @@ def _authority_in(folder: pathlib.Path, days: float) -> tuple[IssuedCertificate,
 
 
 def _write(folder: pathlib.Path, name: str, issued: IssuedCertificate) -> list[str]:
-    """Write a certificate and its key; return the file names."""
+    """Write a certificate and its private key to a folder; return the names of both files."""
     # O_EXCL with mode 0600 creates the key file unreadable for other users. With a chmod after the
     # write, another user could read the key in between.
     certificate, key = issued.pem()

@@ -18,8 +18,8 @@ from thinwire.proto.security.fair_places import FairPlaces, address_of_peer
 from thinwire.proto.token_bucket import TokenBucket
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
-_LOG_SECONDS = 10.0  # shortest interval between two log lines for one reason
-_LONGEST_TEXT = 500  # characters of a stranger's message in a log line
+_LOG_SECONDS = 10.0  # shortest interval between two log lines for one refusal reason
+_LONGEST_TEXT = 500  # maximum characters of a stranger's message in a log line
 _NAMES = {pb.REASON_IDENTITY: "identity", pb.REASON_TOKEN: "token"}
 
 
@@ -35,22 +35,22 @@ class GuardedStream(Protocol):
     peer: str
 
     def close(self) -> None:
-        """End the stream."""
+        """End the client's stream."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits far above the use of honest clients; a client that exceeds a limit is cut off."""
+    """Limits on a node's streams, far above the use of honest clients. Excess streams are cut."""
 
     #: Longest time from the opening of a stream to its Hello, which clients send immediately.
     hello_seconds: float = 10.0
-    #: Number of streams after their Hello. None: unlimited.
+    #: Maximum number of streams after their Hello. None: unlimited.
     streams: int | None = None
-    #: Number of streams after their Hello from one address. None: unlimited.
+    #: Maximum number of streams after their Hello from one address. None: unlimited.
     streams_per_address: int | None = None
-    #: Number of streams before their Hello from clients that may belong to the run.
+    #: Maximum number of streams before their Hello, from clients that may belong to the run.
     waiting_streams: int = 64
-    #: Number of streams before their Hello from strangers: clients that have not shown the token.
+    #: Maximum number of streams before their Hello, from clients that have not shown the token.
     waiting_strangers: int = 8
     #: Streams per second from strangers, on average and in a burst. Each stream costs threads and a
     #: reply. Streams beyond the limit are rejected without threads and without a reply.
@@ -59,16 +59,16 @@ class Limits:
     #: 1 MiB of a large message. A round trip takes at least 200 us.
     messages_per_second: float = 10_000.0
     burst_messages: float = 20_000.0
-    #: Number of replies that one client may have requested and not received. A worker requests one
-    #: reply at a time.
+    #: Maximum number of replies that one client may have requested and not received. A worker
+    #: requests one reply at a time.
     waiting_replies: int = 4
 
 
 class MessageRate:
-    """Limits the message rate of one stream; only the stream's reader thread uses it.
+    """Limits the message rate of one stream; only the stream's reader thread uses this object.
 
     Args:
-        limits: Limits that apply to every client.
+        limits: Admission and rate limits that apply to every client.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -93,7 +93,7 @@ class ConnectionGuard:
 
     Attributes:
         credentials: Certificate, key and token of the listening node.
-        limits: Limits that apply to every client.
+        limits: Admission and rate limits that apply to every client.
 
     Args:
         credentials: Certificate, key and token of the listening node.
@@ -105,7 +105,7 @@ class ConnectionGuard:
     ) -> None:
         self.credentials = credentials
         self.limits = limits or Limits()
-        self._inside: dict[GuardedStream, str] = {}  # streams after their Hello -> address
+        self._inside: dict[GuardedStream, str] = {}  # stream after its Hello -> client address
         self._waiting: FairPlaces[GuardedStream] = FairPlaces()
         self._strangers: FairPlaces[GuardedStream] = FairPlaces()
         rate = self.limits.strangers_per_second
@@ -151,9 +151,9 @@ class ConnectionGuard:
         return False
 
     def admit(self, stream: GuardedStream) -> str | None:
-        """Let a stream wait for its Hello; return the reason if the stream is rejected.
+        """Let a stream wait for its Hello; return the reason if rejected, None if admitted.
 
-        If all places are taken, another waiting stream loses its place and is closed.
+        If all waiting places are taken, another waiting stream loses its place and is closed.
         """
         limits, address = self.limits, address_of_peer(stream.peer)
         is_known = not self.credentials.token or stream.evidence.shows_token
@@ -188,7 +188,7 @@ class ConnectionGuard:
             return full
 
     def release(self, stream: GuardedStream) -> None:
-        """Remove a stream that has ended."""
+        """Remove a stream that has ended from the node's waiting and accepted streams."""
         with self._lock:
             self._inside.pop(stream, None)
             self._waiting.leave(stream)
@@ -204,7 +204,7 @@ class ConnectionGuard:
             stream.close()
 
     def _full(self, address: str) -> tuple[str, str] | None:
-        """Return the refusal (reason, text) of another stream from an address, or None."""
+        """Return the refusal (reason, text) of a new stream from an address; None if accepted."""
         most, most_of_one = self.limits.streams, self.limits.streams_per_address
         if most is not None and len(self._inside) >= most:
             return "no_room", f"all {most} streams of this node are taken"
@@ -229,7 +229,7 @@ class ConnectionGuard:
         return refusal
 
     def count_refusal(self, reason: str) -> None:
-        """Count a refusal without logging it."""
+        """Count a refused stream without a log line."""
         with self._lock:
             self._refused[reason] += 1
 

@@ -21,15 +21,14 @@ from absl import logging
 from thinwire.proto.security.connection_guard import ConnectionGuard
 from thinwire.proto.security.fair_places import FairPlaces, address_of_peer
 
-#: Limits of connections without an accepted stream: the maximum between two sweeps, the number that
-#: starts a sweep, and the number that a sweep leaves open.
+#: Numbers of connections without an accepted stream: the maximum between two sweeps, the number
+#: that starts a sweep, and the number that a sweep leaves open.
 MOST_PENDING, SWEPT_FROM, SWEPT_TO = 256, 128, 64
 _SWEEP_SECONDS = 0.1
 _DESCRIPTORS = "/dev/fd"
 #: Soft limit of open files that the process requests from the system.
 _WANTED_DESCRIPTORS = 16_384
-#: Descriptors reserved for files and for sockets of other ports: snapshots, journals, logs,
-#: libraries.
+#: File descriptors reserved for files (snapshots, journals, logs, libraries) and for other ports.
 _RESERVED_DESCRIPTORS = 128
 _FEWEST_CONNECTIONS = 16
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
@@ -70,7 +69,7 @@ def most_connections(streams: int | None) -> int:
 
 
 class ConnectionSweeper:
-    """Closes excess pending connections and streams with an overdue Hello, in its own thread.
+    """Closes excess connections without a stream, and streams whose Hello is overdue, in a thread.
 
     Attributes:
         port: Port to which the connections are limited.
@@ -119,7 +118,7 @@ class ConnectionSweeper:
                 self._pending.take(peer, address_of_peer(peer), now, len(descriptors))
         if len(self._pending) <= SWEPT_FROM:
             return
-        # A stream may have been admitted since `known` was read: its connection must not be closed.
+        # The connection of a stream that was admitted after `known` was read must not be closed.
         lost = set(self._pending.shrink(SWEPT_TO)) - self._guard.known_peers()
         text = f"no stream in time; only {SWEPT_FROM} connections may have no stream"
         for peer in lost:
@@ -130,7 +129,7 @@ class ConnectionSweeper:
 def _num_descriptors() -> int:
     try:
         return len(os.listdir(_DESCRIPTORS))
-    except OSError:  # too many open files
+    except OSError:  # the process has too many open files
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
@@ -156,12 +155,12 @@ def _peer_of(descriptor: int, port: int, ends: str | None = None) -> str | None:
         port: Port of this process.
         ends: Peer of the connection to shut down. None: shut down no connection.
     """
-    # The descriptor is duplicated before it is examined. Otherwise another thread could close it
-    # between the examination and the shutdown, and the shutdown would hit another file that was
-    # given the same number.
+    # The descriptor is duplicated before it is examined. Without the duplicate, another thread
+    # could close the descriptor between the examination and the shutdown, and the shutdown would
+    # hit a different file that was given the same number.
     try:
         copy = os.dup(descriptor)
-    except OSError:  # closed meanwhile
+    except OSError:  # another thread has closed the descriptor
         return None
     try:
         connection = socket.socket(fileno=copy)

@@ -30,8 +30,8 @@ from thinwire.runtime.run.files import read_bounded
 
 #: Metadata keys of a Session call and of the server's first answer: a random number and a proof.
 NONCE, PROOF = "thinwire-nonce-bin", "thinwire-proof-bin"
-#: Metadata key of a Session call: shows that the client has the token, before the client gets a
-#: place among the waiting streams.
+#: Metadata key of a Session call. Its value shows that the client has the token, before the client
+#: gets a place among the waiting streams.
 PASS = "thinwire-pass-bin"
 _NONCE_BYTES = 32
 _PREFIX = "thinwire://"
@@ -39,15 +39,16 @@ _PREFIX = "thinwire://"
 _UNTRUSTED = ("handshake failed", "verification check failed")
 #: Part of gRPC's error message if the peer does not speak TLS.
 _NO_TLS = "wrong_version_number"
-#: OpenSSL's reason for rejecting a certificate, in gRPC's error message.
+#: Pattern of OpenSSL's reason for rejecting a certificate, in gRPC's error message.
 _VERIFICATION = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([a-zA-Z ]+)")
 #: Parts of gRPC's error message if the server rejects the client's certificate or requires TLS.
 _HUNG_UP = ("socket closed", "connection reset")
-_WHY_SECONDS = 0.2  # time limit of the call that fetches the reason of a failure
+_WHY_SECONDS = 0.2  # time limit of the gRPC call that fetches the reason of a failed connection
 TOKEN_VARIABLE = "THINWIRE_TOKEN"
-#: An eavesdropper could find a shorter token by brute force, from the proofs on the network.
+#: Minimum size of a token. From the proofs on the network, an eavesdropper could find a shorter
+#: token by brute force.
 _SHORTEST_TOKEN_BYTES = 16
-_MAX_TURNS = 10  # rounds of a handshake; TLS needs four
+_MAX_TURNS = 10  # maximum rounds of the TLS handshake in a certificate's check; TLS needs four
 
 
 class UntrustedPeer(Exception):
@@ -55,12 +56,12 @@ class UntrustedPeer(Exception):
 
 
 def part_of_worker(worker: int) -> str:
-    """Return the URI of a worker's part."""
+    """Return the URI that names a worker's part in the run, for its certificate."""
     return f"{_PREFIX}worker/{worker}"
 
 
 def part_of_shard(shard: int) -> str:
-    """Return the URI of a PS's part."""
+    """Return the URI that names a PS's part in the run, for its certificate."""
     return f"{_PREFIX}ps/{shard}"
 
 
@@ -73,7 +74,7 @@ def is_part(name: str) -> bool:
 
 
 def part_of(hello: pb.Hello) -> str:
-    """Return the URI of the part that a Hello claims."""
+    """Return the URI of the part in the run (role and number) that a client's Hello claims."""
     if hello.role in (pb.ROLE_WORKER, pb.ROLE_SCRIPT):
         return part_of_worker(hello.id)
     return part_of_shard(hello.id) if hello.role == pb.ROLE_SHARD else PART_OF_SUPERVISOR
@@ -156,7 +157,7 @@ def is_distrust(reason: str) -> bool:
 
 
 def explain_distrust(reason: str) -> str:
-    """Return the cause of a rejected certificate and what to do, which gRPC does not explain."""
+    """Return a text with the cause of a rejected certificate and the remedy."""
     if _NO_TLS in reason.lower():
         return (
             "it does not use TLS; omit --tls_ca, --tls_cert and --tls_key, or start it with "
@@ -206,7 +207,7 @@ def claims_of(hello: pb.Hello) -> tuple[str, ...]:
 def _mac(
     token: bytes, end: str, client_nonce: bytes, server_nonce: bytes, claims: Sequence[str]
 ) -> bytes:
-    """Return the HMAC of the run's token over the parts."""
+    """Return the HMAC of the given byte strings under the run's token."""
     # Each part follows its length. Without lengths, different parts could have the same
     # concatenation, and a proof for one claim would hold for another claim. `end` makes the proofs
     # of client and server different, so that a server's proof cannot be sent back as a client's.
@@ -279,12 +280,12 @@ def check_client(
     Args:
         evidence: Evidence from the client's stream.
         credentials: This server's certificate, key and token.
-        part: URI of the part that the client claims.
+        part: URI of the part in the run (role and number) that the client claims.
         proof: The client's proof that it has the token.
         claims: Claims that the proof must cover.
 
     Returns:
-        (reason, message) of a refusal. None if the client is accepted.
+        (reason, message) of the client's refusal. None if the client is accepted.
     """
     if credentials.certificate and credentials.authority and part not in evidence.parts:
         named = ", ".join(evidence.parts) or "no part in a run"
@@ -310,7 +311,7 @@ def check_server(
     """Check that a server has proved that it has this run's token.
 
     Args:
-        address: ``host:port`` of the server, for the message.
+        address: ``host:port`` of the server, for the error message.
         credentials: This node's certificate, key and token. Without a token nothing is checked.
         nonce: Random number that this client sent.
         answer: Initial metadata of the server's answer.
@@ -396,7 +397,7 @@ def _check_together(files: CredentialFiles, serves: bool) -> None:
 
 
 def _content(path: str, flag: str) -> bytes:
-    """Return a file's bytes.
+    """Return the bytes of a credential file.
 
     Raises:
         ConfigurationError: The file cannot be read.
@@ -432,7 +433,7 @@ def _check_pem(content: bytes, where: str, kind: str) -> None:
 
     Args:
         content: Content of the file.
-        where: Flag and path, for the message.
+        where: Flag and path of the file, for the error message.
         kind: Expected PEM object, CERTIFICATE or PRIVATE KEY.
 
     Raises:
@@ -467,7 +468,7 @@ def _token(path: str | None, in_environment: str) -> bytes:
 def _check_certificate(
     files: CredentialFiles, found: Credentials, part: str | None, serves: bool
 ) -> None:
-    """Run a TLS handshake within this process, to find an unusable certificate at the start.
+    """Run a TLS handshake within this process, to find an unusable certificate before the run.
 
     Raises:
         ConfigurationError: The key does not belong to the certificate, or the certificate is
@@ -541,7 +542,7 @@ def _show(
     serves: bool,
     whole_chain: bool = False,
 ) -> dict[str, Any]:
-    """Present the certificate on one side, verify it on the other; return its content as a dict.
+    """Run a TLS handshake in which one side presents the certificate; return the content as a dict.
 
     Args:
         ours: Server context and client context, both with the certificate.
@@ -577,7 +578,7 @@ def _text(pem: bytes) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return the reason of a TLS error as a phrase for a message."""
+    """Return the reason of a TLS error as a phrase for an error message."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
     if "PEM" in str(error):

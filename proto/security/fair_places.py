@@ -15,7 +15,7 @@ _NETWORK_BITS = 64
 
 
 class FairPlaces(Generic[Holder]):
-    """A set of place holders in the order of their arrival; not thread-safe.
+    """A bounded set of clients that hold a place, in order of arrival; not thread-safe.
 
     A new holder always gets a place. If all places are taken, the address with the most places
     loses its oldest place. If several addresses have the most places, the new holder's address is
@@ -24,23 +24,23 @@ class FairPlaces(Generic[Holder]):
     """
 
     def __init__(self) -> None:
-        self._places: dict[Holder, tuple[str, float]] = {}  # holder -> (address, time)
+        self._places: dict[Holder, tuple[str, float]] = {}  # holder -> (address, arrival in s)
 
     def __len__(self) -> int:
         return len(self._places)
 
     def holders(self) -> list[Holder]:
-        """Return all holders, oldest first."""
+        """Return all clients that hold a place, oldest first."""
         return list(self._places)
 
     def take(self, holder: Holder, address: str, now: float, most: int) -> list[Holder]:
         """Give a new holder a place; return the holders that lose their places.
 
         Args:
-            holder: The new holder.
-            address: Address of the new holder, as `address_of` returns it.
-            now: Time, in seconds.
-            most: Number of places.
+            holder: The client that gets a place.
+            address: Address of the client, as `address_of` returns it.
+            now: Current time, in seconds.
+            most: Maximum number of places.
         """
         self._places[holder] = address, now
         return self.shrink(most, address)
@@ -53,7 +53,7 @@ class FairPlaces(Generic[Holder]):
         """Remove holders until at most ``most`` remain; return the removed holders.
 
         Args:
-            most: Number of places.
+            most: Maximum number of places.
             newest: Address of a new holder, removed first among addresses with equally many places.
         """
         counts = collections.Counter(address for address, _ in self._places.values())
@@ -68,7 +68,7 @@ class FairPlaces(Generic[Holder]):
         return lost
 
     def overdue(self, since: float) -> list[Holder]:
-        """Remove and return all holders that came at the time ``since`` or before."""
+        """Remove and return all holders that got their place at the time ``since`` or before."""
         late = [holder for holder, (_, came_at) in self._places.items() if came_at <= since]
         for holder in late:
             self.leave(holder)

@@ -13,16 +13,16 @@ from thinwire.proto.token_bucket import TokenBucket
 from thinwire.proto.udp import sockets as udp_sockets
 from thinwire.proto.udp.sender import SendingSocket, UdpSender, UdpSettings
 
-#: Burst of a paced sender, in seconds at its rate: the sender catches up this much after a late
-#: wake-up.
+#: Burst of a paced datagram sender, in seconds at the sender's rate. After a late wake-up the
+#: sender catches up at most this much.
 _BURST_SECONDS = 4e-3
 
-#: Wraps a channel's socket into a `SendingSocket`. Closing the wrapper closes the socket.
+#: Function that wraps a channel's socket into a `SendingSocket`, which closes the socket.
 Over = Callable[[socket.socket, int], SendingSocket]
 
 
 def pacing(mbps: float) -> TokenBucket | None:
-    """Return a token bucket for a rate in Mbit/s, shared by a worker's senders; None for 0."""
+    """Return a token bucket for a rate in Mbit/s, shared by a worker's senders; None for rate 0."""
     rate = mbps * 1e6 / 8
     return TokenBucket(rate, rate * _BURST_SECONDS) if mbps > 0 else None
 

@@ -17,11 +17,11 @@ from thinwire.proto.udp.sockets import ON_LINUX
 
 _SO_ATTACH_FILTER = 26
 _SO_DETACH_FILTER = 27
-_UDP_HEADER_BYTES = 8  # the program's packet starts with the UDP header
+_UDP_HEADER_BYTES = 8  # size of the UDP header, with which the filter program's packet starts
 _WORD_BYTES = 4
 _MOST_INSTRUCTIONS = 4096
 
-# Operations of Linux's linux/bpf_common.h.
+# Codes of BPF operations, from Linux's header linux/bpf_common.h.
 _LOAD_WORD = 0x20  # load the big-endian word at k; if k is outside the packet, drop the packet
 _JUMP_IF_EQUAL = 0x15
 _RETURN = 0x06  # end: keep the first k bytes of the packet
@@ -31,7 +31,7 @@ _Instruction = tuple[int, int, int, int]  # operation, skip if true, skip if fal
 
 
 def program(start: bytes, offset: int, numbers: Collection[bytes]) -> list[_Instruction]:
-    """Return a program that keeps datagrams that begin with ``start`` and have one of ``numbers``.
+    """Return a BPF program that keeps datagrams with the bytes ``start`` and one of ``numbers``.
 
     Args:
         start: First 4 bytes of a valid datagram.
@@ -89,6 +89,6 @@ def _set(udp_socket: socket.socket, instructions: list[_Instruction]) -> bool:
 
 
 def _detach(udp_socket: socket.socket) -> None:
-    """Remove an earlier program, which would drop the datagrams of new numbers."""
-    with contextlib.suppress(OSError):  # no program is attached
+    """Remove a socket's earlier filter program, which would drop datagrams with new numbers."""
+    with contextlib.suppress(OSError):  # the socket has no filter program
         udp_socket.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)

@@ -23,12 +23,12 @@ from thinwire.proto.token_bucket import TokenBucket
 from thinwire.proto.udp import packet_filter
 from thinwire.proto.udp import sockets as udp_sockets
 
-#: Maximum bytes of one receive call.
+#: Maximum number of bytes that one receive call returns.
 _CALL_BYTES = 1 << 16
 
 
 class DatagramRun:
-    """A buffer of consecutive datagrams of one size; only the last one may be shorter.
+    """A buffer of consecutive received datagrams of one size; only the last may be shorter.
 
     Attributes:
         size: Size of each datagram, in bytes.
@@ -52,7 +52,7 @@ class DatagramRun:
 
     @property
     def data(self) -> memoryview:
-        """The collected datagrams; the memory is overwritten after the next `restart`."""
+        """View of the collected datagrams; its memory is overwritten after the next `restart`."""
         return self._buffer[: self._fill]
 
     def fits(self, length: int, size: int) -> bool:
@@ -64,7 +64,7 @@ class DatagramRun:
         return size == self.size or length == size < self.size
 
     def add(self, length: int, size: int) -> None:
-        """Add the bytes that a receive call wrote and `fits` accepted."""
+        """Add the bytes of a receive call to the run; `fits` must have accepted them."""
         if not self._fill:
             self.size = size
         self._fill += length
@@ -76,16 +76,16 @@ class DatagramRun:
         self._fill = 0
 
 
-#: Share of one core that rejected datagrams may cost, all channels together.
+#: Share of one CPU core that the rejected datagrams of all channels may cost together.
 REJECTED_SHARE = 0.2
-#: Processor time that a quiet channel may spend on rejected datagrams without a pause.
+#: Processor seconds that a channel without recent floods may spend on rejected datagrams at first.
 _REJECTED_BURST_SECONDS = 2e-3
 _ROUND_BYTES = 192 << 10
 _ROUND_CALLS = 64
-#: A round with fewer datagrams is a small round. A small round costs 0.1 ms of processor time for
-#: one datagram as for ten, so the rate of small rounds is limited.
+#: A receiving round with fewer datagrams is small. A small round costs 0.1 ms of processor time
+#: for one datagram and for ten datagrams, so the rate of small rounds is limited.
 _SMALL_ROUND_DATAGRAMS = 16
-#: Small rounds in a burst, before the limit per second applies.
+#: Number of small receiving rounds in a burst before the limit per second applies.
 _FREE_SMALL_ROUNDS = 32
 _SMALL_ROUNDS_PER_SECOND = 1000
 _ANCILLARY_BYTES = 64
@@ -100,7 +100,7 @@ class DatagramOwner(Protocol):
 
         Args:
             channel: Number of the channel, 1 for the most important one.
-            data: The datagrams. The memory is overwritten after this call returns.
+            data: The received datagrams. Their memory is overwritten after this call returns.
             size: Size of each datagram, in bytes.
 
         Returns:
@@ -112,19 +112,19 @@ class DatagramOwner(Protocol):
         """Return the time on the receiver's clock at which `tick` is due; None: never."""
 
     def tick(self, now: float) -> None:
-        """Do the work that is due at ``now``; `next_deadline` must be later afterwards."""
+        """Do the owner's work that is due at ``now``; `next_deadline` must then be later."""
 
 
 @dataclasses.dataclass
 class ReceiverCounts:
-    """Counters of one channel since its socket was bound.
+    """Counters of one datagram channel at the receiver since the channel's socket was bound.
 
     Attributes:
-        datagrams: Received datagrams.
+        datagrams: Number of received datagrams.
         num_bytes: Bytes of the received datagrams, without IP and UDP headers.
-        num_empty: Datagrams of 0 bytes, which are not delivered.
-        taken: Datagrams that the owner accepted.
-        rests: Number of pauses that rejected datagrams caused.
+        num_empty: Number of datagrams of 0 bytes, which are not delivered.
+        taken: Number of datagrams that the owner (the shard) accepted.
+        rests: Number of pauses in reading that rejected datagrams caused.
         kernel_drops: Packets that the filter of `admit` or a full buffer dropped. A packet may hold
             several joined datagrams. None: the system does not report the number.
     """
@@ -240,7 +240,7 @@ class UdpReceiver:
         Returns:
             True if the kernel filters. False if all datagrams are delivered to the owner.
         """
-        # A list, not a generator: `all` must not stop before the last channel has its filter.
+        # A list, not a generator: `all` must not stop before every channel's socket has a filter.
         program = packet_filter.program(start, offset, numbers)
         return all([packet_filter.attach(channel.socket, program) for channel in self._channels])
 
@@ -250,14 +250,14 @@ class UdpReceiver:
             self._wake_sender.send(b"!")
 
     def counts(self) -> tuple[ReceiverCounts, ...]:
-        """Return a copy of the counters, channel 1 first; after `close` the final counters."""
+        """Return a copy of all counters, channel 1 first; after `close` the final counters."""
         for channel in self._channels:
             if channel.socket.fileno() >= 0:
                 channel.counts.kernel_drops = udp_sockets.num_dropped(channel.socket)
         return tuple(dataclasses.replace(channel.counts) for channel in self._channels)
 
     def close(self) -> None:
-        """End the thread and close the sockets; may be called twice."""
+        """End the receiving thread and close the sockets; may be called twice."""
         self._closed = True
         self.wake()
         if self._thread.ident is not None:
@@ -308,7 +308,7 @@ class UdpReceiver:
             self._wake_receiver.recv(4096)
 
     def _read(self, channel: _Channel) -> int:
-        """Deliver one round of a channel, charge rejected datagrams; return the datagram count."""
+        """Deliver a channel's waiting datagrams, charge rejected ones; return their number."""
         started = self._cpu_clock()
         counts, run = channel.counts, self._run
         datagrams_before, taken_before = counts.datagrams, counts.taken
@@ -357,7 +357,7 @@ class UdpReceiver:
         return length, length
 
     def _charge(self, channel: _Channel, seconds: float) -> None:
-        """Charge a channel's rejected datagrams; pause the channel if its budget is used up."""
+        """Charge processor time of rejected datagrams to a channel; pause it without a budget."""
         now = self._clock()
         channel.rejected.take(now, seconds)
         wait = channel.rejected.wait_seconds(now)

@@ -29,13 +29,13 @@ MAX_SEND_BYTES = 65_535 - 48
 
 @dataclasses.dataclass
 class QueuedBatch:
-    """A queued batch. Its first datagrams may already be sent.
+    """A queued batch of datagrams. Its first datagrams may already be sent.
 
     Attributes:
-        batch: Datagrams of one channel.
-        step: Step of the batch.
-        num_taken: Number of datagrams that `Outbox.take` has returned.
-        signed: True if the datagrams are signed.
+        batch: Datagrams of one size and one channel.
+        step: Worker's training step that the datagrams belong to.
+        num_taken: Number of the batch's datagrams that `Outbox.take` has returned.
+        signed: True if the batch's datagrams are signed.
     """
 
     batch: DatagramBatch
@@ -49,9 +49,9 @@ class SendBurst:
     """Consecutive datagrams of one batch, to send in one system call.
 
     Attributes:
-        waiting: The queued batch.
-        first: Index of the first datagram in the batch.
-        count: Number of datagrams.
+        waiting: The queued batch that contains the datagrams.
+        first: Index of the burst's first datagram in the batch.
+        count: Number of datagrams in the burst.
     """
 
     waiting: QueuedBatch
@@ -66,10 +66,10 @@ class SendBurst:
 
 
 class Outbox:
-    """Queues with strict priority: a channel is served only if all better channels are empty.
+    """Datagram queues with strict priority: a channel waits until all better channels are empty.
 
     Attributes:
-        counts: Counters of the channels, channel 1 first.
+        counts: Datagram counters of the channels, channel 1 first.
 
     Args:
         channels: Number of channels.
@@ -88,7 +88,7 @@ class Outbox:
         return any(self._queues)
 
     def put(self, batches: Sequence[DatagramBatch], step: int) -> None:
-        """Queue batches of one step, and drop queued batches that are too old."""
+        """Queue batches of one step, and drop queued batches of steps that are too old."""
         for queue, counts in zip(self._queues, self.counts, strict=True):
             while queue and step - queue[0].step > self._max_late:
                 old = queue.popleft()
@@ -97,7 +97,7 @@ class Outbox:
             self._queues[batch.channel - 1].append(QueuedBatch(batch, step))
 
     def take(self, max_bytes: int) -> SendBurst | None:
-        """Return the next datagrams: one, or as many as ``max_bytes`` allows; None if empty."""
+        """Return the next datagrams: at least one, up to ``max_bytes``; None if none is queued."""
         queue = next(filter(None, self._queues), None)
         if queue is None:
             return None
@@ -125,11 +125,11 @@ class Outbox:
             queue.clear()
 
 
-#: Duration of a paced burst: its bytes at the rate take this time.
+#: Duration of a paced burst of datagrams: its bytes take this time at the paced rate.
 _PIECE_SECONDS = 1e-3
-_SHORTEST_SLEEP_SECONDS = 5e-5  # the system's timers are not more precise
-_RETRY_SECONDS = 5e-4  # pause after the kernel's buffer was full
-_GIVE_UP_SECONDS = 0.25  # time with a full kernel buffer after which datagrams are dropped
+_SHORTEST_SLEEP_SECONDS = 5e-5  # precision of the system's timers
+_RETRY_SECONDS = 5e-4  # pause of the sender after the kernel's send buffer was full
+_GIVE_UP_SECONDS = 0.25  # time with a full send buffer after which datagrams are dropped
 _JOIN_SECONDS = 5.0
 _FULL = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS)
 
@@ -207,7 +207,7 @@ class UdpSender:
         self._changed = threading.Condition()
         self._in_flight = False
         self._closed = False
-        self._full_since: dict[int, float] = {}  # channel -> time of the first "buffer full"
+        self._full_since: dict[int, float] = {}  # channel -> time since which its buffer is full
         self._warned = False
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="datagrams out", daemon=True)
@@ -233,7 +233,7 @@ class UdpSender:
             )
 
     def counts(self) -> tuple[ChannelCounts, ...]:
-        """Return a copy of the counters, channel 1 first."""
+        """Return a copy of the channels' datagram counters, channel 1 first."""
         with self._changed:
             return tuple(dataclasses.replace(counts) for counts in self._outbox.counts)
 
@@ -273,7 +273,7 @@ class UdpSender:
         """Wait until a datagram is queued; return False if the sender is closed."""
         with self._changed:
             if not self._outbox:
-                self._changed.notify_all()  # for flush
+                self._changed.notify_all()  # wake `flush`
             self._changed.wait_for(lambda: self._outbox or self._closed)
             return not self._closed
 
@@ -281,7 +281,7 @@ class UdpSender:
         return MAX_SEND_BYTES if self._bucket is None else int(self._bucket.rate * _PIECE_SECONDS)
 
     def _carry(self, piece: SendBurst) -> None:
-        """Send a burst and count it; return unsent datagrams to the queue, or drop them."""
+        """Send a burst of datagrams and count it; queue unsent datagrams again, or drop them."""
         waiting = piece.waiting
         if not waiting.signed:
             waiting.batch.sign(self._sending.key)
@@ -321,7 +321,7 @@ class UdpSender:
                 num_sent += 1
         except OSError as error:
             return num_sent, error
-        # `sendmsg` failed, but the same datagrams were sent one by one: segmentation is at fault.
+        # `sendmsg` failed, but the same datagrams were sent one by one: so segmentation has failed.
         if self._segmentation and piece.count > 1:
             self._segmentation = False
             logging.warning(

@@ -23,8 +23,8 @@ from thinwire.ops.types import ConfigurationError
 
 SCHEMES = ("cs", "compact", "off")
 _MOST_CHANNELS = 7
-_CLASS = 32  # step between the IP precedence classes CS0..CS7 in the TOS byte
-_COMPACT_TOP = 5  # CS6 and CS7 belong to the network's own traffic and may be remarked
+_CLASS = 32  # difference of two adjacent classes of CS0..CS7 in the TOS byte
+_COMPACT_TOP = 5  # highest class of `compact`: networks reserve CS6 and CS7 and may remark them
 _NUM_QUEUE_PRIORITIES = 3
 
 
@@ -97,7 +97,7 @@ _IPV6_MTU_DISCOVER, _IPV6_MTU = 23, 24
 _PMTUDISC_DO = 2
 _SO_MEMINFO = 55
 _MEMINFO_FORMAT = "9I"
-_MEMINFO_DROPS = 8  # index of the number of dropped packets
+_MEMINFO_DROPS = 8  # index of the number of dropped packets in the SO_MEMINFO array
 
 _RECEIVE_BUFFER_BYTES = 64 << 20
 _UDP_HEADER_BYTES = 8

@@ -15,7 +15,7 @@ class DatagramBatch(Protocol):
 
     @property
     def channel(self) -> int:
-        """Number of the channel; channel 1 is the most important one."""
+        """Number of the batch's channel; channel 1 is the most important one."""
 
     @property
     def size(self) -> int:
@@ -27,10 +27,10 @@ class DatagramBatch(Protocol):
 
     @property
     def data(self) -> memoryview:
-        """The datagrams, ``count * size`` bytes, at most 64 KiB."""
+        """Bytes of the batch's datagrams, ``count * size`` bytes, at most 64 KiB."""
 
     def sign(self, key: bytes) -> None:
-        """Write the signatures into the datagrams.
+        """Write the signatures into the batch's datagrams.
 
         The sending thread calls this once, just before it sends the first datagram.
         """
@@ -60,7 +60,7 @@ class DatagramSender(Protocol):
 
     @property
     def failure(self) -> Exception | None:
-        """Exception that ended the sending thread, after which nothing is sent; else None."""
+        """Exception that ended the sending thread for good; None while the thread works."""
 
     def send(self, batches: Sequence[DatagramBatch], step: int) -> None:
         """Queue batches of one step after their channels' earlier batches; never blocks.
@@ -69,10 +69,10 @@ class DatagramSender(Protocol):
         """
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Wait until no datagram is queued; return False after a timeout."""
+        """Wait until no datagram is queued in the sender; return False after a timeout."""
 
     def counts(self) -> tuple[ChannelCounts, ...]:
-        """Return a copy of the counters, channel 1 first."""
+        """Return a copy of the channels' datagram counters, channel 1 first."""
 
     def close(self) -> None:
         """Drop queued datagrams, end the thread, close the sockets; may be called twice."""

@@ -1,7 +1,7 @@
 """Values that shard 0 averages over the workers in addition to the weights: one flat vector.
 
-The vector holds BatchNorm's moving statistics and, if the method averages the slots of the workers'
-local optimizers, these slots.
+The vector holds BatchNorm's moving statistics. The vector also holds the slots of the workers'
+local optimizers if the training method averages these slots.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ _NOTHING = np.empty(0, np.float32)
 
 
 class WorkerAverages:
-    """The mean of one flat vector over the workers.
+    """The mean over the workers of one flat vector: moving statistics and optimizer slots.
 
     Attributes:
-        size: Number of values that every push must hold for the mean.
+        size: Number of values for the mean that every push must hold.
     """
 
     def __init__(self, statistics: Float32 = _NOTHING, num_slots: int = 0) -> None:
-        """Start with the values that every worker starts with.
+        """Start the mean with the values that every worker starts with.
 
         Args:
             statistics: [m] float32 moving statistics; replies to observers contain them.
-            num_slots: Number of optimizer slot values, initially 0; only workers receive them.
+            num_slots: Number of optimizer slot values, which start at 0. Only replies to workers
+                contain these values.
         """
         self._num_statistics = len(statistics)
         self.size = len(statistics) + num_slots
@@ -48,14 +49,15 @@ class WorkerAverages:
         return self._mean[: self._num_statistics] if self._num_statistics else None
 
     def merge(self, sent: Sequence[Float32 | None], num_live: int) -> None:
-        """Merge the values that the pushes of one release hold.
+        """Merge the values of the pushes in one release (a merged round) into the mean.
 
-        mean += (merged / live) * (mean of the merged values - mean). If all live workers push
-        together, the result is the plain mean of their values. Otherwise the result is a running
-        mean, in which one push has the weight 1 / live.
+        The formula is mean += (pushes / live workers) * (mean of the pushed values - mean). If all
+        live workers push together, the result is the plain mean of their values. If fewer workers
+        push, the result is a running mean, in which one push has the weight 1 / live workers.
 
         Args:
-            sent: Values [size] of each merged push, in order of worker id; None if a push has none.
+            sent: Values [size] of each merged push, in order of worker id; None for a push without
+                values.
             num_live: Number of live workers that share the mean.
         """
         vectors = [values for values in sent if values is not None]
@@ -66,21 +68,22 @@ class WorkerAverages:
             fresh += values
         fresh /= len(vectors)
         share = min(1.0, len(vectors) / max(1, num_live))
-        # With a share of 1 the old mean must vanish exactly. The general formula would leave a
-        # rounding error of `mean + (fresh - mean)` in the result.
+        # If all live workers push (share 1), the old mean must vanish exactly. The general formula
+        # would leave the rounding error of `mean + (fresh - mean)` in the result.
         merged = fresh if share == 1 else self._mean + share * (fresh - self._mean)
-        # Replies and snapshots hold references to the old array, so it must not change in place.
+        # Replies and snapshots hold references to the old array of means, so this array must not
+        # change in place.
         self._mean = merged.astype(np.float32)
 
     def state_dict(self, soft: bool) -> State:
-        """Return a copy of the mean as durable state; the soft state is empty."""
+        """Return a copy of the mean as durable (checkpointed) state; the mean has no soft state."""
         return {} if soft else {"mean": self._mean.copy()}
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the state that `state_dict` returned.
+        """Restore the mean that `state_dict` returned.
 
         Raises:
-            ConfigurationError: The saved mean has another number of values.
+            ConfigurationError: The saved mean has another number of values than this run's mean.
         """
         if soft:
             return

@@ -1,4 +1,4 @@
-"""Counts the batches of a script: the learning rate schedules of its optimizers need this count."""
+"""Counts the batches that a training script has consumed, for its learning rate schedules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from thinwire.ops.types import State
 
 
 class BatchClock:
-    """Counts the batches of the script that the updates of a phase have consumed.
+    """Counts the script's batches that the updates of a phase (one of its models) have consumed.
 
     A worker may consume a part of a batch. The clock counts integer parts, and nb_workers parts
     are one batch. Integers keep the count exact over a long run, where fractions would add up
@@ -16,10 +16,11 @@ class BatchClock:
 
     Args:
         nb_workers: Number of workers in the run.
-        num_optimizers: Number of optimizers on the server, which the clock counts separately. It
-            is 1 if the optimizers step on the workers: all schedules then share one count.
-        first: Batches that the schedule of each optimizer had counted before the phase; () if the
-            run has no script.
+        num_optimizers: Number of optimizers on the server, whose batches the clock counts
+            separately. 1 if the optimizers step on the workers: the learning rate schedules of all
+            optimizers then share one count.
+        first: For each optimizer, the batches that its learning rate schedule had counted before
+            the phase; () if the run has no script.
     """
 
     def __init__(self, nb_workers: int, num_optimizers: int = 1, first: Sequence[int] = ()) -> None:
@@ -31,7 +32,7 @@ class BatchClock:
         self._parts[self._counter(optimizer)] += parts
 
     def batches(self, optimizer: int) -> int:
-        """Return the number of whole batches that the schedule of an optimizer has counted."""
+        """Return the number of whole batches that an optimizer's rate schedule has counted."""
         first = self._first[optimizer] if self._first else 0
         return first + self._parts[self._counter(optimizer)] // self._per_batch
 
@@ -44,7 +45,7 @@ class BatchClock:
         return len(self._first)
 
     def state_dict(self) -> State:
-        """Return the durable state; the clock has no soft state."""
+        """Return the clock's durable (checkpointed) state; the clock has no soft state."""
         return {
             "per_batch": self._per_batch,
             "first": list(self._first),
@@ -52,10 +53,10 @@ class BatchClock:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Restore a saved state; the saved run may have had other workers or optimizers."""
+        """Restore the clock's saved state, possibly from another number of workers."""
         before = state["per_batch"]
         if len(state["first"]) == len(self._first):
             self._first = list(state["first"])
-        # A part is 1 / nb_workers of a batch. Convert the parts to the present number of workers,
-        # else a resumed run would read its schedules at a wrong batch.
+        # A part is 1 / nb_workers of a batch. Without the conversion to the present number of
+        # workers, a resumed run would read its learning rate schedules at a wrong batch.
         self._parts = [parts * self._per_batch // before for parts in state["parts"]]

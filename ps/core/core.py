@@ -1,8 +1,9 @@
-"""One shard of the parameter server as a sans-IO state machine.
+"""The core of one parameter server shard, as a sans-IO state machine.
 
-The interface is ``handle(event, now) -> [action]`` and ``next_deadline()``. The core never waits,
-reads no clock and holds no lock. gRPC, the Simulator and the tests send it the same events. Equal
-events lead to equal states, bit for bit, so a journal of the events can be replayed.
+The core's interface is ``handle(event, now) -> [action]`` and ``next_deadline()``. The core never
+waits, reads no clock and holds no lock. The gRPC server, the Simulator and the tests send the core
+the same events. Equal events lead to equal states of the core, bit for bit, so a shard can replay
+a journal of the events.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ if TYPE_CHECKING:
 
 
 class _CorePart(Protocol):
-    """A part of the core whose state is saved."""
+    """A part of the core that can save and restore its state."""
 
     def state_dict(self, soft: bool) -> State:
-        """Return the durable state, or with `soft` the state that a restart loses."""
+        """Return the part's durable state, or with `soft` the state that a restart loses."""
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the state that `state_dict` returned; load the durable state first."""
+        """Restore the part's state; load the durable state before the soft state."""
 
 
-#: Names of the parts whose durable state a new phase with another model takes over.
+#: Names of the core's parts that continue when a script starts a phase with another model.
 _OF_RUN = (
     *("counters", "lifecycle", "membership", "members", "scheduler", "quarantine"),
     *("planner", "follower"),
@@ -53,15 +54,15 @@ _OF_RUN = (
 
 
 class PsCore:
-    """State and rules of one shard.
+    """State and rules of one PS shard.
 
     The core owns parts that know neither the core nor each other. A part returns data, and the core
-    turns the data into actions. Readers use `model`, `counters`, `averages`, `membership`, `config`
-    and the read-only methods below.
+    turns the data into actions. Other modules read `model`, `counters`, `averages`, `membership`,
+    `config` and the results of the core's read-only methods.
 
     Attributes:
-        is_behind: True while events queue up before the core. The owner sets this attribute; the
-            core then sends the replies that are cheapest to compute.
+        is_behind: True while more events wait for the core than it can handle. The core's owner
+            sets the attribute; the core then sends the replies that are cheapest to compute.
     """
 
     def __init__(
@@ -74,19 +75,20 @@ class PsCore:
         sync: SyncPolicy,
         averages: WorkerAverages | None = None,
     ) -> None:
-        """Start at version 0.
+        """Start with the initial weights as version 0 of the model.
 
         Args:
-            config: Budget, rates and intervals of the run.
+            config: Budget, learning rates and intervals of the run.
             method: The policies of the training method.
-            theta: Initial weights [n] float32 of this shard; owned and updated in place.
+            theta: Initial weights [n] float32 of this shard; the core updates the array in place.
             kernels: Implementation of the array operations.
-            membership: Coordinator on shard 0, FollowerMembership on the other shards.
+            membership: Coordinator on shard 0, FollowerMembership on all other shards.
             sync: Synchronization rule of this shard. Only shard 0's rule has a staleness bound.
             averages: Values that shard 0 averages in addition to the weights; None for no values.
 
         Raises:
-            ConfigurationError: The method adds noise to the weights only, and averages more values.
+            ConfigurationError: The method adds privacy noise only to the weights, but the run also
+                averages other values.
         """
         self.config, self.membership = config, membership
         self.model = model_for(method, theta, kernels, config)
@@ -103,19 +105,20 @@ class PsCore:
         self.is_behind = False
 
     def begin_phase(self, other: PsCore) -> None:
-        """Continue with the model of another core, which has handled no event.
+        """Begin a phase of a script: continue the run with the model of another, unused core.
 
-        Version, examples, seconds and counters continue, as after a restart, and all workers must
-        join again. The schedule of a script's optimizer starts at the count that the other core's
-        settings state.
+        The run's version, examples, seconds and counters continue, as after a restart. All workers
+        must join again. The learning rate schedule of a script's optimizer starts at the batch
+        count in the other core's settings.
 
         Args:
-            other: Core of a later generation; the caller must not use this core afterwards.
+            other: Core of a later generation, which has handled no event. The caller must not use
+                `other` afterwards.
         """
         before, has_started = self.state_dict(), self._lifecycle.has_started
         version, samples = self.version, self.samples
-        # Replace the attributes of this object instead of the object: the server, the journal and
-        # the status document hold references to it.
+        # Replace all attributes of this core object but not the object, because the server, the
+        # journal and the status document hold references to the object.
         for name, value in vars(other).items():
             setattr(self, name, value)
         self.model.go_on_from(version, samples)
@@ -127,17 +130,17 @@ class PsCore:
             self._lifecycle.start()
 
     def continue_from(self, state: State, same_optimizer: bool) -> list[str]:
-        """Continue the run of a saved core with other settings, before the first event.
+        """Continue the run of a saved core with changed settings, before the first event.
 
-        Weights, version, examples, seconds and counters continue. Any other part continues if its
-        saved state has the same form as its present state, and starts again otherwise.
+        Weights, version, examples, seconds and counters continue. Each further part of the core
+        continues if its saved state has the same form as its new state, and else starts again.
 
         Args:
-            state: Durable state that `state_dict` returned.
+            state: Durable state of the saved core, as `state_dict` returned the state.
             same_optimizer: True if the optimizers have the same classes as in the saved core.
 
         Returns:
-            Descriptions of the parts that start again, for a log line.
+            Descriptions of the core's parts that start again, for a log line.
         """
         fresh, begin_again = self.state_dict(), []
         for name, part in self._parts().items():
@@ -153,13 +156,13 @@ class PsCore:
         return begin_again
 
     def handle(self, event: events.Event, now: float) -> list[events.Action]:
-        """Process one event; return the actions to perform, in order."""
+        """Process one event; return the actions that the caller must perform, in order."""
         self._quarantine.elapse(now)
         actions = self._handlers[type(event)](self, event, now)
         return [*actions, *self._do_what_is_due(now)]
 
     def next_deadline(self) -> float | None:
-        """Return the time at which a Tick is due; None if never."""
+        """Return the time at which the core needs a Tick event; None if no deadline is set."""
         parts = (self.membership, self._lifecycle, self._scheduler)
         deadlines = [part.next_deadline() for part in parts]
         return min((when for when in deadlines if when is not None), default=None)
@@ -168,7 +171,7 @@ class PsCore:
 
     @property
     def version(self) -> int:
-        """Number of updates applied so far."""
+        """Number of updates applied to the shard's weights so far."""
         return self.model.version
 
     @property
@@ -188,7 +191,7 @@ class PsCore:
 
     @property
     def has_started(self) -> bool:
-        """Whether the run has started: the shard releases rounds."""
+        """True if the run has started, so that the shard releases (merges) rounds."""
         return self._lifecycle.has_started
 
     @property
@@ -197,23 +200,23 @@ class PsCore:
         return self._scheduler.groups
 
     def seconds(self) -> float:
-        """Return seconds from the first pull to the last applied update, summed over restarts."""
+        """Return the run's duration, in seconds: first pull to last update, over all restarts."""
         return self._lifecycle.seconds()
 
     def live_workers(self) -> tuple[int, ...]:
-        """Return the live workers, which rounds wait for, in ascending order."""
+        """Return the ids of the live workers, for which rounds wait, in ascending order."""
         return tuple(self._scheduler.live())
 
     def joining_workers(self) -> tuple[int, ...]:
-        """Return the workers that become live with their group's next round, in ascending order."""
+        """Return the ids of workers that become live with their group's next round, ascending."""
         return tuple(self._scheduler.joining())
 
     def waiting_workers(self) -> set[int]:
-        """Return the live workers that wait for their round, or for permission to proceed."""
+        """Return the live workers that wait until their round is complete or they may proceed."""
         return self._scheduler.waiting()
 
     def known_workers(self) -> tuple[int, ...]:
-        """Return all workers that have ever joined this shard, in order of the first Hello."""
+        """Return the ids of all workers that ever joined this shard, in order of first Hello."""
         return tuple(self._members)
 
     def incarnation_of(self, worker: int) -> int:
@@ -226,17 +229,20 @@ class PsCore:
         return self._reply_of(0, 0, whole, self.averages.statistics)
 
     def clocks(self) -> dict[int, int]:
-        """Return worker -> number of finished iterations, including workers that have left."""
+        """Return worker id -> number of finished iterations, for all live and former workers."""
         return dict(self._scheduler.clocks())
 
     def guard_summary(self) -> dict[str, Any]:
-        """Return refused pushes, quarantines and the median norm; {} without guards or refusals."""
+        """Return refused pushes, quarantines and the median norm of updates, for the summary.
+
+        The result is {} if the run has no guards (limits of updates) and has refused no push.
+        """
         if not (self.config.guards.active or self._guard.has_ever_refused):
             return {}
         return {**self._quarantine.summary(), "median_norm": self._guard.median()}
 
     def summary(self) -> dict[str, Any]:
-        """Return the core's blocks of the run's summary, by name."""
+        """Return name -> figures of the core, for the run's summary.json."""
         groups = {
             "groups": [list(group) for group in self.groups],
             "by_group": self.counters.groups.summary(),
@@ -259,8 +265,9 @@ class PsCore:
         member = self._members.add(event.worker)
         member.incarnation, member.request = event.incarnation, None
         actions: list[events.Action] = []
-        # Publish one epoch for each change. When a new incarnation replaces an old one, the other
-        # shards must see an epoch without the worker, so that they drop the old one's pushes.
+        # Publish one membership epoch for each change. When a new process of a worker replaces an
+        # old process, the other shards must receive an epoch without the worker, so that they drop
+        # the pushes of the old process.
         for change in self.membership.join(event, now):
             actions += self._change([change], now)
         welcome = events.Welcome(
@@ -284,7 +291,7 @@ class PsCore:
         return [*self._reply([event.worker], now), *self._settle(now)]
 
     def _on_push(self, event: events.Push, now: float) -> list[events.Action]:
-        """Check a push and let it wait for its round; only answer a retry or a copy of weights."""
+        """Check a push and buffer it until its round; only answer a retry or a copy of weights."""
         self.membership.seen(event.worker, now)
         if (member := self._sender_of(event)) is None:
             return [self._refusal_of_stranger(event, event.step)]
@@ -319,13 +326,13 @@ class PsCore:
         return [*self._check_size(event, now), *self._settle(now)]
 
     def _on_query(self, event: events.Query, now: float) -> list[events.Action]:
-        """Record the speed of a member, and answer whether the worker pushes now."""
+        """Record a worker's speed, and answer the worker's query whether to push now."""
         self.membership.seen(event.worker, now)
         if (member := self._sender_of(event)) is None:
             epoch = self.membership.epoch
             return [refusals.not_member(event.worker, event.incarnation, event.step, epoch)]
-        # The worker has already pushed this step. A late query must not change the records, which
-        # now describe the worker's next round.
+        # The worker has already pushed the step of this late query. The query must not change the
+        # speed records, which now describe the worker's next round.
         if event.step <= member.last_step:
             return [events.Answer(event.worker, event.step, event.local_steps, ready=True)]
         fellows = self._scheduler.live_fellows(event.worker)
@@ -354,10 +361,10 @@ class PsCore:
         return [*gave_up, *self._offend(event.worker, event.reason, now)]
 
     def _on_failed(self, event: events.Failed, now: float) -> list[events.Action]:
-        """Expel the worker whose event made the core raise, and let all other workers continue.
+        """Expel the worker on whose event the core raised an exception; other workers continue.
 
-        An exception of the core is a bug. It costs one worker its membership, not the run its end.
-        With --quarantine_after the worker is also quarantined.
+        An exception of the core is a bug, which ends one worker's membership but not the run. With
+        --quarantine_after the expelled worker is also quarantined.
         """
         worker = event.worker
         incarnation = event.incarnation or self.membership.incarnation_of(worker)
@@ -367,12 +374,12 @@ class PsCore:
         actions: list[events.Action] = [refusal]
         if self.membership.admits(worker, incarnation):
             actions += self._expel_sender(worker, incarnation, now)
-        # The exception may have interrupted the release of a round. Its pushes are then removed
-        # but not applied, and their workers would wait for ever.
+        # The exception may have interrupted the release of a round. The pushes of that round are
+        # then removed but not applied, and their workers would wait for ever without this reply.
         actions += self._reply_to_stuck(now)
         actions += self._settle(now)
-        # The state may be half changed. Save it, so that a restarted shard continues from exactly
-        # this state and not from a replay of the event that raised.
+        # The exception may have left the core's state half changed. Save this state, so that a
+        # restarted shard continues from it and does not replay the event that raised.
         return [*actions, *self.snapshot_if_new(force=True)]
 
     # -- other events -----------------------------------------------------------------------
@@ -390,26 +397,27 @@ class PsCore:
         actions = self._expel(list(self.membership.follow(event, now)), now)
         if not self.membership.leads:
             self._scheduler.follow(event.draws)
-            # The rounds of two shards may be pushes apart, and each shard may wait for a worker
-            # that waits at the other shard. The steps that are over at shard 0 end that deadlock.
+            # Two shards may have merged different pushes in their rounds. Each shard may then wait
+            # for a worker that waits at the other shard. Releasing the rounds up to the steps that
+            # are over on shard 0 ends this deadlock.
             for arrivals in self._scheduler.release_late(event.over):
                 actions += self._release(arrivals, now)
-        # Settle even without a change of membership: a buffered push may have waited for the number
-        # of this epoch.
+        # Settle (release complete rounds) even without a change of membership, because a buffered
+        # push may have waited for the number of this epoch.
         return [*actions, *self._settle(now)]
 
     def _on_unreachable(self, event: events.WorkerUnreachable, now: float) -> list[events.Action]:
         return self._expel(list(self.membership.expel(event.member)), now)
 
     def _on_stop(self, event: events.Stop, now: float) -> list[events.Action]:
-        """End the run; an interrupted run first waits for the pushes in flight."""
+        """End the run; a run interrupted by a signal first waits for the pushes in flight."""
         return self._stop(event.reason, now, waits=event.reason == "interrupted")
 
     def _on_tick(self, event: events.Tick, now: float) -> list[events.Action]:
         return []
 
     def _do_what_is_due(self, now: float) -> list[events.Action]:
-        """Perform all actions whose deadline has passed."""
+        """Process all deadlines of the core that have passed; return the resulting actions."""
         lifecycle = self._lifecycle
         actions = self._expel(list(self.membership.expire(now)), now)
         if unreachable := self.membership.unreachable(now):
@@ -418,8 +426,8 @@ class PsCore:
             actions += self._settle(now, announces=True)
         if self._scheduler.is_due(now):
             actions += self._settle(now)
-        # The time limit for a stall is a lease: within a lease, rounds may wait for a worker that
-        # has died and is not expelled yet.
+        # Rounds count as stalled after the length of a lease. Within a lease, rounds may wait for
+        # a worker that has died and is not expelled yet.
         patience = self.membership.lease_seconds
         if self.membership.leads and self._scheduler.is_stalled(now, patience):
             actions += self._publish(self._over())
@@ -451,7 +459,7 @@ class PsCore:
         return refusals.not_member(event.worker, event.incarnation, step, epoch)
 
     def _quarantine_left(self, worker: int) -> float:
-        """Return the remaining seconds of a worker's quarantine; 0 after the end of the run."""
+        """Return the remaining seconds of a worker's quarantine; 0 if the run has ended."""
         return 0.0 if self._lifecycle.is_over else self._quarantine.seconds_left(worker)
 
     def _sender_of(self, event: events.Pull | events.Push | events.Query) -> Member | None:
@@ -460,10 +468,10 @@ class PsCore:
         return self._members.get(event.worker) if admitted else None
 
     def _usable_base(self, event: events.Pull | events.Push) -> int | None:
-        """Return the version of the worker's weights; None if this shard cannot build on it.
+        """Return the version of the worker's weights; None if this shard cannot use the version.
 
-        None means that the version is of another generation, or newer than this shard's, or that
-        the model accepts no push from this version (`ShardModel.in_step`).
+        None means that the version is from another generation, or newer than this shard's version,
+        or that the model accepts no push from this version (`ShardModel.in_step`).
         """
         base = event.base_version
         known = base is not None and base <= self.version
@@ -474,14 +482,14 @@ class PsCore:
         return base
 
     def _epoch_fits(self, push: events.Push) -> bool:
-        """Return whether a push's epoch includes its group's last change, and exists on shard 0."""
-        # On a following shard a higher epoch is valid: a worker may learn of an epoch before this
-        # shard does. The push then stays buffered until the epoch arrives.
+        """Return whether a push's membership epoch exists and includes its group's last change."""
+        # On a shard other than 0, an epoch above the shard's epoch is valid, because a worker may
+        # receive an epoch before the shard does. The push stays buffered until the epoch arrives.
         invented = self.membership.leads and push.epoch > self.membership.epoch
         return self._scheduler.epoch_is_current(push.worker, push.epoch) and not invented
 
     def _note_lost_updates(self, event: events.Pull | events.Push) -> None:
-        """Count the updates that a crash has undone, if a worker holds weights of before it."""
+        """Count the updates that a crash has undone, if a worker holds weights from before it."""
         generations_ago = self.config.generation - event.generation
         undone = 1 <= generations_ago <= self.config.generations_undone
         seen = event.base_version
@@ -491,23 +499,23 @@ class PsCore:
     # -- offences ---------------------------------------------------------------------------
 
     def _check_size(self, push: events.Push, now: float) -> list[events.Action]:
-        """Refuse a buffered push if it is too large; return the refusal, which is sent now."""
+        """Return the refusal of a buffered push that is too large; [] if its size is accepted."""
         why = self._guard.check(push)
         if why is None:
             return []
-        # A refused push stays in its round and completes the round, but `_release` skips its
-        # update. Otherwise a worker that sends only outliers would block its whole group. The
-        # worker's next pull is answered when the round is over.
+        # A refused push stays in its round and counts for the round's completion, but `_release`
+        # skips its update. If the push were removed, a worker that sends only outliers would block
+        # its whole group. The worker's next pull is answered when the round is over.
         self._members[push.worker].request = None
         self.counters.reject(refusals.OUTLIER, push.worker)
         refusal = refusals.outlier(push, why, self.membership.epoch)
         return [refusal, *self._offend(push.worker, refusals.OUTLIER, now)]
 
     def _offend(self, worker: int, reason: str, now: float) -> list[events.Action]:
-        """Record an offence; expel the worker after too many offences.
+        """Record a worker's offence (a refused push); expel the worker after too many offences.
 
-        Only shard 0 expels workers. It counts the offences on shard 0, and the other shards receive
-        the change of membership as an epoch.
+        Only shard 0 expels workers, for offences on shard 0. The other shards receive the change of
+        the membership as a membership epoch.
         """
         self._quarantine.record(worker, reason)
         if not self.membership.leads or self.membership.state_of(worker) == "left":
@@ -519,10 +527,10 @@ class PsCore:
         return self._change(list(self.membership.leave(worker, incarnation)), now)
 
     def _expel_sender(self, worker: int, incarnation: int, now: float) -> list[events.Action]:
-        """Expel a worker (shard 0), or withdraw its push and report the worker to shard 0."""
+        """Expel a worker; on a shard other than 0, drop its push and report it to shard 0."""
         member = self._members.get(worker)
         if member is not None:
-            member.request = None  # the refusal has answered the request
+            member.request = None  # the refusal has answered the worker's request
         if self.membership.leads:
             if self._quarantine.is_on:
                 self._quarantine.expel(worker)
@@ -532,11 +540,12 @@ class PsCore:
         return [events.WorkersUnreachable((events.WorkerIncarnation(worker, incarnation),))]
 
     def _reply_to_stuck(self, now: float) -> list[events.Action]:
-        """Reply to live workers that may proceed and that an exception has left without a reply."""
+        """Reply to live workers that an exception of the core has left without a reply."""
         stuck = []
         for worker in self._scheduler.live():
             member = self._members[worker]
-            # The rule has released this push, but the exception came before it was applied.
+            # The synchronization rule has released the push, but the exception occurred before the
+            # model applied the push.
             if member.submitted and not self._scheduler.has_submitted(worker):
                 member.submitted = []
                 self.counters.reject(refusals.FAULT, worker)
@@ -563,16 +572,16 @@ class PsCore:
         return [*actions, *self._settle(now, announces=True)]
 
     def _forget(self, worker: int, member: Member) -> list[events.Action]:
-        """Remove a worker that has left from all parts; refuse its open request."""
+        """Remove a worker that has left from all parts of the core; refuse its open request."""
         self._scheduler.leave(worker, self.membership.epoch)
         self.model.forget(worker)
         self._pacing.left(worker)
         self._planner.left(worker)
         self._follower.left(worker)
         waiting, request = member.waiting, member.request
-        # A push that was not applied is cancelled, so that the worker's retry is accepted after it
-        # has returned. An outlier is dropped instead: its refusal was sent and counted, and its
-        # step stays accepted.
+        # Cancel a push that was not applied, so that the shard accepts the worker's retry after the
+        # worker has returned. Drop a push that was refused as too large: its refusal was sent and
+        # counted, so the shard must accept no retry of its step.
         if waiting is not None and not self._guard.has_refused(worker, waiting.step):
             self.counters.reject("left", worker)
             self._members.cancel_push(worker)
@@ -586,7 +595,7 @@ class PsCore:
     def _expel(self, changes: Sequence[Change], now: float) -> list[events.Action]:
         """End memberships, and send a notice to each expelled worker without an open request."""
         # An expelled worker may still run, and may already have joined shard 0 again. Without the
-        # notice it would finish a round on shard 0 that this shard has ended without the worker.
+        # notice, the worker would finish a round on shard 0 that this shard has ended without it.
         returned = {worker for verb, worker in changes if verb == "join"}
         known = {worker: self._members.get(worker) for _, worker in changes}
         silent = [
@@ -605,8 +614,8 @@ class PsCore:
         """Announce the live workers to the other shards.
 
         Args:
-            over: Worker -> newest step that is over on this shard; the other shards then release
-                the pushes up to these steps. None: the epoch releases no pushes.
+            over: Worker -> newest step that this shard has released or given up. The other shards
+                then release the pushes up to these steps. None: the epoch releases no pushes.
         """
         # A restarted shard 0 has no live workers yet. An epoch without workers would remove the
         # pushes that wait for their rounds on the other shards.
@@ -615,14 +624,14 @@ class PsCore:
         return [events.NewEpoch(self._epoch_of(self.membership.epoch, over))]
 
     def _over(self) -> dict[int, int]:
-        """Return live worker -> newest step that is released or given up on this shard."""
+        """Return live worker -> newest step that this shard has released or given up."""
         steps = self._scheduler.over().items()
         return {worker: max(step, self._members[worker].applied_step) for worker, step in steps}
 
     def _epoch_of(
         self, number: int, over: Mapping[int, int] | None = None
     ) -> events.MembershipEpoch:
-        """Return the announcement of an epoch with all live and joining workers."""
+        """Return the announcement of a membership epoch, with all live and joining workers."""
         live = self._scheduler.present()
         incarnations = tuple(self.membership.incarnation_of(worker) for worker in live)
         formed = self._planner.formed or self._follower.formed
@@ -638,26 +647,27 @@ class PsCore:
 
         Args:
             now: Current time of this shard's clock, in seconds.
-            announces: True if membership has changed, so that an epoch must be published. Draws and
-                joiners that enter in this call are published in any case.
+            announces: True if the membership has changed, so that an epoch must be published. On
+                shard 0, new draws of workers and joiners that become live also cause an epoch.
         """
         actions: list[events.Action] = []
         if not self.has_started:
             return actions
-        # Repeat until nothing changes: a released round can make a joiner live, whose buffered push
-        # then completes the next round, and a regrouping can complete rounds of the new groups.
+        # Repeat until no round is released and no group changes. A released round can make a
+        # joining worker live, whose buffered push then completes the next round. A change of the
+        # groups can complete rounds of the new groups.
         while True:
             actions += self._submit_buffered(now)
             advance = self._scheduler.advance(now)
-            # A joiner has become live. Number that moment as an epoch before the replies below,
-            # so that the next pushes name the epoch. A following shard then buffers these pushes
-            # until it has received the epoch and let the joiner in too.
+            # A joining worker has become live. Begin a new epoch before the replies are sent, so
+            # that the workers' next pushes name this epoch. A following shard then buffers these
+            # pushes until it has received the epoch and counts the joined worker as live too.
             if advance.has_entered and not announces:
                 self.membership.begin_epoch()
             announces |= self.membership.leads and (advance.has_drawn or advance.has_entered)
             for arrivals in advance.released:
                 actions += self._release(arrivals, now)
-            # A joiner whose push is already buffered here gets the reply of that push's round.
+            # A joining worker whose push is already buffered gets the reply of that push's round.
             for worker in advance.proceeding:
                 member = self._members[worker]
                 member.may_proceed = member.buffered is None
@@ -668,7 +678,7 @@ class PsCore:
                 actions += changed
 
     def _submit_buffered(self, now: float) -> list[events.Action]:
-        """Submit the buffered pushes of live workers whose epoch is known here."""
+        """Submit the buffered pushes of live workers whose membership epoch this shard knows."""
         actions: list[events.Action] = []
         for worker, push in self._members.buffered():
             member = self._members[worker]
@@ -677,15 +687,16 @@ class PsCore:
             if not known or not self._scheduler.is_live(worker):
                 continue
             if self._epoch_fits(push):
-                # A worker has one request at a time, so it has given up an older submitted push.
+                # A worker has one open request at a time, so the worker has given up any older
+                # submitted push.
                 if member.submitted:
                     self._scheduler.withdraw(worker, member.submitted[-1].step)
                 self._members.promote(worker)
                 self._scheduler.submit(worker, push.step, now)
             else:
                 # The push's group has changed while the push was buffered. Another shard may have
-                # refused it already and would merge the retry in another round, so this shard
-                # refuses the push too. The worker sends it again, or pulls.
+                # refused the push already and would merge its retry in another round, so this shard
+                # refuses the push too. The worker then sends the push again, or pulls.
                 self._members.cancel_push(worker)
                 member.request = None
                 member.may_proceed = self._scheduler.may_proceed(worker)
@@ -695,9 +706,9 @@ class PsCore:
     def _withdraw(self, worker: int) -> None:
         """Drop a worker's push that waits for its round, because the worker pulls the model."""
         waiting = self._members[worker].waiting
-        # A refused outlier stays, because it completes its round without an update. Any other push
-        # is dropped: its worker may have proceeded after another shard's reply, and the round of
-        # the push here is then not the round that the worker takes part in there.
+        # A push that was refused as too large stays, because its round counts the push without its
+        # update. Every accepted push is dropped: its worker may have proceeded after another
+        # shard's reply, and would then take part in different rounds on the two shards.
         if waiting is None or self._guard.has_refused(worker, waiting.step):
             return
         self.counters.reject("left", worker)
@@ -706,9 +717,9 @@ class PsCore:
         self._members[worker].may_proceed = self._scheduler.may_proceed(worker)
 
     def _give_up(self, worker: int, step: int, now: float) -> list[events.Action]:
-        """Record that a push was refused here: other shards may have accepted their part."""
-        # On those shards the push waits for the pushes of its group. The state server must count
-        # the worker as waiting, else it would let the group take further local steps.
+        """Record that this shard refused a push whose parts other shards may have accepted."""
+        # On those shards the push waits for the pushes of its group. The pacer must count the
+        # worker as waiting, else the pacer would let the group take more local steps.
         self._pacing.pushed(worker)
         if self._scheduler.has_submitted(worker):
             return []
@@ -716,7 +727,7 @@ class PsCore:
         return self._settle(now)
 
     def _release(self, arrivals: Sequence[ArrivalToken], now: float) -> list[events.Action]:
-        """Apply one complete round, without pushes that were refused and without empty pushes."""
+        """Apply one complete round; skip refused pushes and pushes without examples."""
         submitted = self._members.take_submitted(arrivals)
         accepted = [
             push for push in submitted if not self._guard.has_refused(push.worker, push.step)
@@ -731,7 +742,7 @@ class PsCore:
         empty_parts = sum(push.batch_parts for push in empty)
         if not pushes:
             # The script has consumed its batch even if no worker of the round had an example of
-            # it, so the schedule must count the batch.
+            # the batch, so the learning rate schedule must count the batch.
             if empty:
                 self.model.clock.count(empty_parts, empty[0].optimizer)
             return []
@@ -780,30 +791,31 @@ class PsCore:
         return self._spend(reason, now) if reason else []
 
     def _spend(self, reason: str, now: float) -> list[events.Action]:
-        """End the run (shard 0), or apply no more updates until shard 0 ends the run."""
+        """End the run on shard 0; on all other shards, apply no more updates until shard 0 does."""
         if not self.membership.leads:
             self._lifecycle.is_spent = True
             return []
         return self._stop(reason, now)
 
     def _end_without_rate(self, pushes: Sequence[events.Push], now: float) -> list[events.Action]:
-        """Reject a round and end the run, because the script's schedule has no finite rate."""
-        # The schedule counts applied batches. It would return the same rate for every later round,
-        # so no later round could be applied either. The weights stay unchanged.
+        """Reject a round and end the run: the script's schedule has no finite learning rate."""
+        # The learning rate schedule counts only applied batches. It would return the same rate for
+        # every later round, so no later round could be applied either. The weights stay unchanged.
         for push in pushes:
             self.counters.reject(refusals.NO_RATE, push.worker)
         return self._spend("diverged", now)
 
     def _brings_examples(self, push: events.Push) -> bool:
-        """Return whether a push has anything to merge: a round may have consumed no example."""
-        # With gradients, a push without examples may hold the codec's residual of earlier rounds.
+        """Return whether a push has an update to merge; a round may have consumed no example."""
+        # If workers push gradients, a push without examples may hold the codec's residual (the
+        # unsent part of the gradients) of earlier rounds.
         has_steps = bool(push.local_steps) and not self.model.method.takes_local_steps
         return push.samples > 0 or has_steps
 
     def _other_steps(self, pushes: Sequence[events.Push]) -> list[events.Action]:
-        """Return refusals if the workers of a round step different optimizers; [] otherwise.
+        """Return refusals if a round's workers step different optimizers; [] if they step one.
 
-        Updates for different optimizers concern different variables, so they have no mean.
+        Updates for different optimizers change different variables, so these updates have no mean.
         """
         if len({push.optimizer for push in pushes}) <= 1:
             return []
@@ -814,7 +826,7 @@ class PsCore:
         return [refusals.other_optimizer(push, (first, other), epoch) for push in pushes]
 
     def _count_applied(self, push: events.Push, version: int, group: str) -> None:
-        """Count a push that was merged into the update after `version`."""
+        """Count a push that was merged into the update that follows `version`."""
         self.model.count(push.samples, push.repeats_batch)
         self.counters.applied(push, version, group)
         self._guard.applied(push.worker)
@@ -823,11 +835,11 @@ class PsCore:
     # -- groups by speed --------------------------------------------------------------------
 
     def _regroup(self, now: float) -> list[events.Action] | None:
-        """Advance a change of the groups, after all complete rounds were released.
+        """Continue a change of the worker groups, after all complete rounds were released.
 
         Returns:
-            The actions of a change after which rounds must be settled again; None if no change of
-            the groups is due.
+            The actions of a change, after which complete rounds must be released again; None if no
+            change of the groups is due.
         """
         planner, scheduler = self._planner, self._scheduler
         if self._follower.is_waiting:
@@ -847,7 +859,7 @@ class PsCore:
         return self._form_groups() if scheduler.is_quiescent() else None
 
     def _form_groups(self) -> list[events.Action]:
-        """Change the groups on shard 0, while all live workers wait after a finished round."""
+        """Change the worker groups on shard 0, while all live workers wait after their round."""
         epoch = self.membership.begin_epoch()
         steps = {worker: self._members[worker].last_step for worker in self._scheduler.live()}
         formed = self._planner.form(epoch, steps)
@@ -868,10 +880,10 @@ class PsCore:
     # -- replies ----------------------------------------------------------------------------
 
     def _reply(self, workers: Iterable[int], now: float) -> list[events.Action]:
-        """Reply to the given workers, skipping workers without a request or permission."""
+        """Reply to the given workers; skip a worker without a request or that must wait longer."""
         replies: list[events.Action] = []
-        # Requests with equal sharing keys get the same arrays. This computes and stores one reply
-        # for a whole round, instead of one for each worker.
+        # Pulls and pushes with equal sharing keys get replies with the same arrays. So the shard
+        # computes and stores one reply for a whole round, instead of one reply for each worker.
         gathered: dict[Hashable, ModelReply] = {}
         for worker in workers:
             member = self._members[worker]
@@ -902,7 +914,7 @@ class PsCore:
         held_seconds: float = 0.0,
         staleness: int = 0,
     ) -> events.Reply:
-        """Return a reply to a worker, or to an observer (worker 0)."""
+        """Return a reply with a model to a worker, or to an observer (worker id 0)."""
         return events.Reply(
             worker=worker,
             step=step,
@@ -926,10 +938,10 @@ class PsCore:
         """Drain or end the run; a run that has ended stays unchanged.
 
         Args:
-            reason: Why the run ends.
+            reason: Reason for the end of the run.
             now: Current time of this shard's clock, in seconds.
-            waits: Drain first: wait for the pushes in flight. The core also drains if live workers
-                hold newer weights than this shard.
+            waits: True to drain first, which waits for the pushes in flight. The core also drains
+                if live workers hold newer weights than this shard.
         """
         lags = self.model.lags and bool(self._scheduler.live())
         phase = self._lifecycle.request_stop(reason, now, waits or lags)
@@ -946,17 +958,17 @@ class PsCore:
     # -- state ------------------------------------------------------------------------------
 
     def snapshot_if_new(self, force: bool = False) -> list[events.Action]:
-        """Return an action that saves the state, if updates were applied since the last snapshot.
+        """Return an action that saves the core's state if it has updates since the last snapshot.
 
         Args:
-            force: True to save the state even without new updates.
+            force: True to save the state even if no update was applied since the last snapshot.
         """
         if not self._lifecycle.takes_snapshot(self.version, force):
             return []
         return [events.SaveSnapshot(self.version, self.snapshot())]
 
     def _parts(self) -> dict[str, _CorePart]:
-        """Return the parts by their names in files; these names must never change."""
+        """Return name -> part of the core; the names are stored in files and must never change."""
         return {
             "model": self.model,
             "averages": self.averages,
@@ -973,15 +985,15 @@ class PsCore:
         }
 
     def state_dict(self, soft: bool = False) -> State:
-        """Return the durable state as plain data; its arrays are copies.
+        """Return the core's durable state as plain data with copies of the arrays.
 
         A restarted shard continues from the durable state: weights, counters, finished steps.
 
         Args:
-            soft: Return the soft state instead: leases, rounds in progress, open requests. A
-                restarted shard without a journal loses the soft state and rebuilds it from new
-                events. A shard with a journal replays its events on both states. The arrays of the
-                soft state are shared with the core; the core never changes them.
+            soft: True to return the soft state instead: leases, rounds in progress, open requests.
+                A restarted shard without a journal loses the soft state and rebuilds it from new
+                events. A shard with a journal restores durable and soft state and replays its
+                events on them. The core shares the arrays of the soft state and never changes them.
         """
         states = {name: part.state_dict(soft) for name, part in self._parts().items()}
         if soft:
@@ -989,16 +1001,20 @@ class PsCore:
         return {"generation": self.config.generation, **states}
 
     def snapshot(self) -> State:
-        """Return the durable state for one reading by another thread, while the core continues."""
+        """Return the core's durable state for another thread that reads while the core continues.
+
+        The other thread may read the arrays of the state only once.
+        """
         states = {
             name: part.state_dict(False) for name, part in self._parts().items() if name != "model"
         }
         return {"generation": self.config.generation, **states, "model": self.model.snapshot()}
 
     def load_state_dict(self, state: State, soft: bool = False) -> None:
-        """Restore the state that `state_dict` returned; load the durable state first.
+        """Restore the core's state; load the durable state before the soft state.
 
-        The caller counts the generation. Without the soft state all workers must join again.
+        The caller counts the generation (number of restarts). If the caller does not load the soft
+        state, all workers must join again.
         """
         for name, part in self._parts().items():
             part.load_state_dict(from_plain(state[name]) if soft else state[name], soft)
@@ -1006,7 +1022,7 @@ class PsCore:
             self._resumed()
 
     def _resumed(self) -> None:
-        """Continue from the restored version, at which no worker has joined yet."""
+        """Adjust the parts of the core to a restored version, at which no worker has joined yet."""
         self.counters.resumed(self.version)
         epoch = self.membership.epoch
         formed = self._planner.resumed(epoch) or self._follower.resumed(epoch)

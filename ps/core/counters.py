@@ -1,4 +1,4 @@
-"""Counters of one shard, in total and by group, for the status document and summary.json."""
+"""Counters of one PS shard, in total and by worker group, for the run's status and summary.json."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from thinwire.ops.weighting.base import staleness
 from thinwire.ps.core import events
 from thinwire.runtime.telemetry.run_status import Histogram
 
-#: A push of staleness Y has the weight 1/Y; above this Y the weight is below a tenth.
+#: Staleness Y above which a push has a weight below a tenth, because the weight is 1/Y.
 _STALE = 10
-#: Bounds the size of a shard's report: with more groups the report omits their histograms.
+#: Largest number of worker groups whose staleness histograms a shard reports. With more groups the
+#: report omits all histograms, which bounds the report's size.
 _MOST_HISTOGRAMS = 64
 
 
 @dataclasses.dataclass
 class GroupTotals:
-    """Totals of one group, over all times at which the run had this group."""
+    """Counts and waiting time of one worker group, summed over all times when the group existed."""
 
     updates: int = 0
     staleness: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
-    wait_seconds: float = 0.0  # summed over all members
+    wait_seconds: float = 0.0  # time for which replies were held back, summed over the workers
 
     @property
     def pushes(self) -> int:
@@ -32,14 +33,14 @@ class GroupTotals:
 
 
 class GroupCounters:
-    """Totals of every group; the key names the members in the syntax of ``--groups``."""
+    """Totals of every worker group; a group's key lists its workers in the syntax of --groups."""
 
     def __init__(self) -> None:
-        """Start without groups."""
+        """Start without totals of any worker group."""
         self._groups: dict[str, GroupTotals] = {}
 
     def of(self, group: str) -> GroupTotals:
-        """Return a group's totals; create them if the group is new."""
+        """Return the totals of a worker group; create the totals if the group is new."""
         totals = self._groups.get(group)
         if totals is None:
             totals = self._groups[group] = GroupTotals()
@@ -51,18 +52,18 @@ class GroupCounters:
         return sum(totals.wait_seconds for totals in self._groups.values())
 
     def histograms(self) -> dict[str, dict[str, int]]:
-        """Return group -> staleness Y -> number of pushes, for a shard's report to shard 0."""
+        """Return worker group -> staleness -> number of pushes, for a shard's report to shard 0."""
         if len(self._groups) > _MOST_HISTOGRAMS:
             return {}
         return {group: _table(totals) for group, totals in self._groups.items()}
 
     def summary(self) -> dict[str, Any]:
-        """Return the rows of all groups for the run's summary."""
+        """Return worker group -> figures of the group, for the run's summary."""
         brief = len(self._groups) > _MOST_HISTOGRAMS
         return {group: _row(totals, brief) for group, totals in self._groups.items()}
 
     def to_plain(self) -> State:
-        """Return plain data."""
+        """Return the totals of all worker groups as dicts and numbers, for a checkpoint."""
         return {
             group: {
                 "updates": totals.updates,
@@ -73,7 +74,7 @@ class GroupCounters:
         }
 
     def load_plain(self, state: State) -> None:
-        """Restore the totals from the plain data that `to_plain` returned."""
+        """Restore the worker groups' totals from the plain data that `to_plain` returned."""
         for group, row in state.items():
             counts = collections.Counter({int(y): count for y, count in row["staleness"].items()})
             self._groups[group] = GroupTotals(row["updates"], counts, row["wait_seconds"])
@@ -99,7 +100,7 @@ def _row(totals: GroupTotals, brief: bool) -> dict[str, Any]:
 
 @dataclasses.dataclass
 class WorkerTotals:
-    """Sums over the applied pushes of one worker."""
+    """Sums over the applied pushes of one worker, its last loss, and its refused pushes."""
 
     pushes: int = 0
     samples: int = 0
@@ -108,7 +109,7 @@ class WorkerTotals:
     refused: int = 0
 
     def to_plain(self) -> State:
-        """Return plain data."""
+        """Return the worker's totals as a dict of numbers, for a checkpoint."""
         return {
             "pushes": self.pushes,
             "samples": self.samples,
@@ -119,61 +120,61 @@ class WorkerTotals:
 
 
 class Counters:
-    """All counters of a shard; only the core changes them."""
+    """All counters of a PS shard; only the shard's core changes them."""
 
     def __init__(self) -> None:
-        """Start at zero."""
+        """Start all counters at zero."""
         self.staleness: collections.Counter[int] = collections.Counter()
         self.rejected: collections.Counter[str] = collections.Counter()
         self.workers: dict[int, WorkerTotals] = {}
         self.groups = GroupCounters()
         self.lost_updates = 0
-        self.num_replies = 0  # replies that carried weights
+        self.num_replies = 0  # number of replies with weights
         self._restored_version = 0
         self._lost_before = 0
 
     def applied(self, push: events.Push, version: int, group: str) -> None:
-        """Count one push of a group's member, merged into the update after `version`."""
+        """Count one push of a worker in `group`, merged into the update that follows `version`."""
         self.staleness[version - push.computed_at] += 1
         self.groups.of(group).staleness[staleness(version, push.computed_at)] += 1
         totals = self.worker(push.worker)
         totals.pushes += 1
         totals.samples += push.samples
         totals.local_steps += push.local_steps
-        if push.samples and not push.overflow:  # otherwise the loss is meaningless
+        if push.samples and not push.overflow:  # an empty or overflowed push has no loss
             totals.loss = push.loss
 
     def updated(self, group: str) -> None:
-        """Count one update of a group."""
+        """Count one update that the shard merged from the pushes of a worker group."""
         self.groups.of(group).updates += 1
 
     def replied(self, group: str, waited_seconds: float) -> None:
-        """Count a reply with weights, and the seconds for which it was held back."""
+        """Count a reply with weights, and the seconds for which the shard held the reply back."""
         self.num_replies += 1
         self.groups.of(group).wait_seconds += waited_seconds
 
     def worker(self, worker: int) -> WorkerTotals:
-        """Return one worker's totals; create them if the worker is new."""
+        """Return one worker's totals; create the totals if the worker is new."""
         return self.workers.setdefault(worker, WorkerTotals())
 
     def reject(self, reason: str, worker: int) -> None:
-        """Count a push that was not applied to the model."""
+        """Count a worker's push that was not applied to the model, by the reason."""
         self.rejected[reason] += 1
         self.worker(worker).refused += 1
 
     def note_lost_updates(self, seen_version: int) -> None:
-        """Count the updates that a crash has undone, up to a version that a worker holds."""
-        # Several workers may hold versions of before the crash. Their lost updates overlap, so the
-        # count is a maximum over the workers and not a sum.
+        """Count the updates that a crash has undone, up to a version that a worker still holds."""
+        # Several workers may hold versions from before the crash. Their lost updates overlap, so
+        # the count is a maximum over the workers and not a sum.
         lost = self._lost_before + max(0, seen_version - self._restored_version)
         self.lost_updates = max(self.lost_updates, lost)
 
     def resumed(self, version: int) -> None:
-        """Continue from a saved version; later versions of before the restart are lost."""
+        """Record that the shard continues from a saved version; later versions are lost."""
         self._restored_version, self._lost_before = version, self.lost_updates
 
     def state_dict(self, soft: bool) -> State:
-        """Return all counters (durable), or the version that they were restored at (soft)."""
+        """Return all counters, or with `soft` the version at which the shard was restored."""
         if soft:
             return {"restored_version": self._restored_version, "lost_before": self._lost_before}
         return {
@@ -186,7 +187,7 @@ class Counters:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the state that `state_dict` returned."""
+        """Restore the counters that `state_dict` returned."""
         if soft:
             self._restored_version = state["restored_version"]
             self._lost_before = state["lost_before"]

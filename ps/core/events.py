@@ -1,4 +1,4 @@
-"""Inputs (events) and outputs (actions) of the PS core, as plain data without sockets or clocks."""
+"""Inputs (events) and outputs (actions) of a PS shard's core, as data without sockets or clocks."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
     from thinwire.ops.wire.blocks import WireBlock
 
-#: Characters of an exception's text that a refusal quotes.
+#: Largest number of characters of an exception's text that a refusal quotes to the worker.
 _LONGEST_CAUSE = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class Join:
-    """A worker sent its Hello; `incarnation` identifies the worker's process."""
+    """Event: a worker sent its Hello to the shard; `incarnation` identifies its process."""
 
     worker: int
     incarnation: int
-    reconnects: bool  # the worker states that this incarnation has joined before
-    peer: str  # address of the worker, for messages
-    # On a following shard: epoch in shard 0's Welcome to this incarnation; 0: not known.
+    reconnects: bool  # True if the worker states that its process has joined before
+    peer: str  # network address of the worker, quoted in messages
+    # On a shard other than 0: membership epoch in shard 0's Welcome to this process; 0: not known.
     epoch: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Pull:
-    """A worker requests the model."""
+    """Event: a worker requests the model's weights."""
 
     worker: int
     incarnation: int
     base_version: int | None  # version of the worker's weights; None: the worker has no weights
-    generation: int  # generation of the shard that sent these weights
+    generation: int  # number of restarts of the shard when it sent the worker's weights
 
 
 @dataclasses.dataclass(frozen=True)
 class Push:
-    """A worker pushes one update, which is validated, decoded and finite."""
+    """Event: a worker pushes one update, which is validated, decoded and finite."""
 
     worker: int
     incarnation: int
@@ -54,75 +54,76 @@ class Push:
     update: Update
     samples: int
     local_steps: int
-    loss: float | None  # None: the worker does not know its loss
-    aux: Float32 | None = None  # [m] values to be averaged over the workers; only to shard 0
-    base_checksum: int | None = None  # CRC-32 of the worker's weights of this shard
-    num_bytes: int = 0  # size of the coded update
+    loss: float | None  # training loss of the update; None: the worker does not know its loss
+    aux: Float32 | None = None  # [m] values that shard 0 averages over the workers; None: no values
+    base_checksum: int | None = None  # CRC-32 of the worker's weights of this shard; None: not sent
+    num_bytes: int = 0  # size of the coded update, in bytes
     lag: int = 0  # base_version minus the version that the update was computed at
-    learning_rate: float | None = None  # rate set by the script; None: the script has set no rate
-    loss_scale: float = 0.0  # factor of the loss when the update was computed; 0: no factor
-    overflow: bool = False  # the gradient overflowed at this loss scale, and the update is empty
+    learning_rate: float | None = None  # learning rate that the script set; None: not set
+    loss_scale: float = 0.0  # factor of the loss in this update; 0: the script scales no loss
+    overflow: bool = False  # True if the gradient overflowed at loss_scale; the update is empty
     optimizer: int = 0  # number of the script's optimizer that steps with this update
-    repeats_batch: bool = False  # an earlier push has counted the examples of this push
+    repeats_batch: bool = False  # True if an earlier push has counted the examples of this push
     batch_parts: int = 0  # parts of the script's batches; nb_workers parts are one batch
-    change: Update | None = None  # change of the weights by the script since the last reply
-    blocks: tuple[Block | WireBlock, ...] | None = None  # coded update, if it may be relayed
-    # Largest magnitude in the update and the change; None: not computed.
+    # Change that the script made to the weights since the last reply; None: no change.
+    change: Update | None = None
+    blocks: tuple[Block | WireBlock, ...] | None = None  # coded update; None: may not be relayed
+    # Largest magnitude of the values in `update` and `change`; None: not computed.
     peak: float | None = dataclasses.field(default=None, compare=False)
-    # Message and payload pieces as received, for the journal; None: not stored.
+    # Push message and payload pieces as received, for the journal; None: not stored.
     coded: tuple[Any, Sequence[Any]] | None = dataclasses.field(
         default=None, compare=False, repr=False
     )
 
     @property
     def computed_at(self) -> int:
-        """Version that the update was computed at."""
+        """Version of the weights that the worker's update was computed at."""
         return self.base_version - self.lag
 
     @property
     def num_decoded_bytes(self) -> int:
-        """Bytes of the decoded update and of the decoded change."""
+        """Size of the decoded update and the decoded change of weights together, in bytes."""
         return self.update.num_bytes + (self.change.num_bytes if self.change else 0)
 
     @property
     def is_copy(self) -> bool:
-        """Whether the push is no update but a copy of the weights that the workers hold."""
+        """True if the push holds no update but a copy of the weights that the workers hold."""
         return self.samples == self.local_steps == 0 and self.update.indices is None
 
 
 @dataclasses.dataclass(frozen=True)
 class Query:
-    """A worker queries whether to push now or to take another local step.
+    """Event: a worker queries whether to push now or to take another local step.
 
     A query with `local_steps` 0 reports that the worker begins a round.
     """
 
     worker: int
     incarnation: int
-    step: int  # step of the worker's next push
-    local_steps: int  # local steps of the worker in this round
-    step_seconds: float  # duration of the last local step
-    age_seconds: float  # time since the end of the last local step
+    step: int  # step number of the worker's next push
+    local_steps: int  # number of local steps that the worker has taken in this round
+    step_seconds: float  # duration of the worker's last local step
+    age_seconds: float  # time since the end of the worker's last local step
     query_seconds: float  # round trip time of the last query; 0: the worker has sent no query
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationPull:
-    """An observer (the evaluator, for example) requests the whole model."""
+    """Event: an observer (the evaluator, for example) requests the whole model."""
 
     observer: int  # number of the observer's connection on this shard
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerAlive:
-    """A message or heartbeat of a worker arrived."""
+    """Event: a message or a heartbeat of a worker arrived on this shard."""
 
     worker: int
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerDisconnected:
-    """A worker's stream broke; the worker may reconnect before its lease ends."""
+    """Event: a worker's stream broke; the worker may reconnect before its lease ends."""
 
     worker: int
     incarnation: int
@@ -130,7 +131,7 @@ class WorkerDisconnected:
 
 @dataclasses.dataclass(frozen=True)
 class Leave:
-    """A worker leaves the run; `cause` is "diverged" if its gradients stay non-finite."""
+    """Event: a worker leaves the run; `cause` is "diverged" if its gradients stay non-finite."""
 
     worker: int
     incarnation: int
@@ -139,31 +140,31 @@ class Leave:
 
 @dataclasses.dataclass(frozen=True)
 class GroupAssignment:
-    """Groups of workers, formed during the run."""
+    """Groups of workers that shard 0 has formed during the run."""
 
-    epoch: int  # epoch in which the groups came into force
+    epoch: int  # number of the membership epoch in which the groups came into force
     groups: tuple[tuple[int, ...], ...]  # ids of all workers, live or not, by group
     after: Mapping[int, int]  # live worker -> its last step in the previous groups
 
 
 @dataclasses.dataclass(frozen=True)
 class MembershipEpoch:
-    """Shard 0 announces the live workers to the following shards."""
+    """Event: shard 0 announces the live workers to the following (all other) shards."""
 
     number: int
     live: tuple[int, ...]
     started: bool
     formed: GroupAssignment | None = None  # newest groups; None: the groups of the run's start
     incarnations: tuple[int, ...] = ()  # incarnation of each worker in `live`; () or 0: not known
-    draws: tuple[Draw, ...] = ()  # workers drawn for the newest rounds, if workers are drawn
-    joiners: tuple[Joiners, ...] = ()  # live workers that have finished no round at shard 0
-    # Only if rounds at shard 0 are stalled: worker -> newest step released or given up there.
+    draws: tuple[Draw, ...] = ()  # workers drawn for the newest rounds; (): no workers are drawn
+    joiners: tuple[Joiners, ...] = ()  # live workers that have finished no round on shard 0
+    # Worker -> newest step that shard 0 released or gave up; {} unless shard 0's rounds stall.
     over: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerIncarnation:
-    """One process of a worker."""
+    """One process of a worker, identified by the worker's id and the process's incarnation."""
 
     worker: int
     incarnation: int
@@ -171,14 +172,14 @@ class WorkerIncarnation:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerUnreachable:
-    """A following shard reports to shard 0 that a live worker was silent there for a lease."""
+    """Event: another shard reports to shard 0 that a live worker was silent for a whole lease."""
 
     member: WorkerIncarnation
 
 
 @dataclasses.dataclass(frozen=True)
 class PushRejected:
-    """A stream handler refused a push before the push became an event."""
+    """Event: a stream handler of the shard refused a worker's push while decoding it."""
 
     worker: int
     reason: str
@@ -186,39 +187,39 @@ class PushRejected:
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """End the run: requested by the Supervisor, a signal, or shard 0."""
+    """Event: the Supervisor, a signal, or shard 0 requests the end of the run."""
 
     reason: str
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessStalled:
-    """The shard's process was stopped for some seconds and received no messages in that time."""
+    """Event: the shard's process was stopped for some seconds and received no messages."""
 
     seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-    """Time has passed, so a deadline of `PsCore.next_deadline` may be due."""
+    """Event: time has passed, so a deadline of `PsCore.next_deadline` may be due."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """The core raised an exception over the previous event, which a worker caused.
+    """Event: the core raised an exception over the previous event, which a worker caused.
 
-    The core expels that worker; all other workers continue.
+    The core expels the worker that caused the previous event; all other workers continue.
     """
 
     worker: int
-    incarnation: int  # 0: the previous event names no incarnation
-    step: int  # step of the push; 0: the previous event was no push
+    incarnation: int  # incarnation in the previous event; 0: that event names no incarnation
+    step: int  # step of the failed push; 0: the previous event was no push
     is_hello: bool
     cause: str
 
     @staticmethod
     def of(event: OfWorker, error: Exception) -> Failed:
-        """Return the event that replaces an event over which the core raised `error`."""
+        """Return the Failed event that replaces an event over which the core raised `error`."""
         return Failed(
             event.worker,
             getattr(event, "incarnation", 0),
@@ -228,7 +229,7 @@ class Failed:
         )
 
 
-#: Events that workers cause.
+#: Events of the core that workers cause.
 OfWorker = Join | Pull | Push | Query | WorkerAlive | WorkerDisconnected | Leave | PushRejected
 Event = (
     OfWorker
@@ -244,7 +245,7 @@ Event = (
 
 @dataclasses.dataclass(frozen=True)
 class Welcome:
-    """Answers a Hello: the worker is admitted and may pull."""
+    """Action that answers a Hello: the worker is admitted to the run and may pull."""
 
     worker: int
     incarnation: int
@@ -256,9 +257,10 @@ class Welcome:
 
 @dataclasses.dataclass(frozen=True)
 class Reject:
-    """Rejects a Hello, a pull (`step` 0) or a push; `reason` names a Reason of the wire format.
+    """Action that rejects a worker's Hello, pull (`step` 0) or push.
 
-    A notice (`is_notice`) answers no request: the worker has no open request on this shard.
+    `reason` names a Reason of the wire format. A notice (`is_notice`) answers no request: the
+    worker has no open request on this shard.
     """
 
     worker: int
@@ -273,34 +275,36 @@ class Reject:
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """Answers a pull or a push with the model; the worker may proceed."""
+    """Action that answers a pull or a push with the model; the worker may proceed."""
 
     worker: int
     step: int  # step of the answered push; 0: the reply answers a pull
     operation: Operation
-    # An update, or coded blocks (one for each slice), or rounds that the worker repeats.
+    # Content of the reply: an update, or coded blocks (one for each slice of the shard), or merged
+    # rounds that the worker repeats on its own weights.
     update: Update | tuple[Block, ...] | RelayedRounds
     version: int
     epoch: int
     learning_rate: float
     samples: int
     stop_reason: str | None  # why the run accepts no more updates; None: the run continues
-    held_seconds: float = 0.0  # time from the request to this reply
-    staleness: int = 0  # versions applied between the computation and the merge of the newest push
-    aux: Float32 | None = None  # [m] means over the workers, shared with the core: read-only
-    loss_scale: float = 0.0  # factor of the loss for the next gradients; 0: no factor
+    held_seconds: float = 0.0  # time from the worker's request to this reply
+    # Number of versions applied between the computation and the merge of the worker's newest push.
+    staleness: int = 0
+    aux: Float32 | None = None  # [m] read-only means over the workers; None: no means
+    loss_scale: float = 0.0  # factor of the loss for the next gradients; 0: losses are not scaled
     # For each optimizer of a script: batch count at which to read its learning rate schedule.
     schedule_counts: tuple[int, ...] = ()
 
     @property
     def stop(self) -> bool:
-        """Whether the run accepts no more updates."""
+        """True if the run accepts no more updates."""
         return self.stop_reason is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """Answers a Query: push now (`ready`), or take another local step."""
+    """Action that answers a worker's Query: push now (`ready`), or take another local step."""
 
     worker: int
     step: int
@@ -310,7 +314,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationReply:
-    """Answers an EvaluationPull with the whole model."""
+    """Action that answers an observer's EvaluationPull with the whole model."""
 
     observer: int
     reply: Reply
@@ -318,29 +322,29 @@ class EvaluationReply:
 
 @dataclasses.dataclass(frozen=True)
 class NewEpoch:
-    """Membership changed: send this epoch to the following shards."""
+    """Action after a change of the membership: send the new epoch to all other shards."""
 
     epoch: MembershipEpoch
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkersUnreachable:
-    """Live workers were silent on this shard for a whole lease: report the workers to shard 0."""
+    """Action: report to shard 0 the live workers that were silent on this shard for a lease."""
 
     members: tuple[WorkerIncarnation, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupsChanged:
-    """Shard 0 has formed groups from measured speeds."""
+    """Action: report that shard 0 has formed worker groups from measured speeds."""
 
     groups: tuple[tuple[int, ...], ...]
-    speeds: Mapping[int, float]  # worker -> samples per second
+    speeds: Mapping[int, float]  # worker id -> measured samples per second
 
 
 @dataclasses.dataclass(frozen=True)
 class SaveSnapshot:
-    """Write this durable state to disk; its arrays do not change with the core's arrays."""
+    """Action: write the durable state to disk; its arrays do not change with the core's arrays."""
 
     version: int
     state: State
@@ -348,7 +352,7 @@ class SaveSnapshot:
 
 @dataclasses.dataclass(frozen=True)
 class RunEnded:
-    """The run has ended: the shard applies no more updates."""
+    """Action: announce that the run has ended; the shard applies no more updates."""
 
     reason: str
 

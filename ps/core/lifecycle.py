@@ -1,4 +1,4 @@
-"""Start, drain and end of the run on one shard, and the deadlines of the run and its snapshots."""
+"""Start, drain and end of the run on one PS shard, and deadlines of the run and its snapshots."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ from thinwire.runtime.run.settings import DRAIN_SECONDS
 
 
 class RunPhase(enum.Enum):
-    """Phase of a run; a process goes through the phases in this order and may skip one."""
+    """Phase of a run on a shard. The phases follow in this order; a run may skip a phase."""
 
-    WAITING = "waiting"  # waits for workers to join
+    WAITING = "waiting"  # the shard waits for workers to join
     RUNNING = "running"
-    DRAINING = "draining"  # ends when the pushes in flight have arrived
+    DRAINING = "draining"  # the run ends when the pushes in flight have arrived
     ENDED = "ended"
 
 
 class RunLifecycle:
-    """Phase, limits and deadlines of a run, by this shard's clock; a deadline of None never comes.
+    """Phase, limits and deadlines of a run, by this shard's clock. A deadline is None if not set.
 
     Attributes:
         phase: Current phase of the run.
-        has_started: True if the shard releases rounds. A run may end without having started.
+        has_started: True if the shard releases (merges) rounds. A run may end before it starts.
         stop_reason: Why the run has ended; None if the run has not ended.
-        ended_at: Time at which the run ended; None if the run has not ended.
-        is_spent: True if this following shard has applied its last update. Only shard 0 ends the
-            run, so the shard drops further pushes until shard 0 announces the end.
+        ended_at: Time of this shard's clock at which the run ended; None if the run has not ended.
+        is_spent: True if this shard is not shard 0 and has applied its last update. Only shard 0
+            ends the run, so this shard drops later pushes until shard 0 announces the end.
     """
 
     def __init__(self, config: CoreConfig, waits_for_start: bool) -> None:
-        """Start the run immediately, unless the synchronization rule waits for all workers."""
+        """Start the run immediately, or wait for all workers if `waits_for_start` is True."""
         self._config = config
         self.phase, self.has_started = RunPhase.WAITING, False
         self.stop_reason: str | None = None
         self.ended_at: float | None = None
         self.is_spent = False
         self._drain_reason: str | None = None
-        self._start_at: float | None = None  # deadline: start with the present workers
+        # Time at which the run starts with the workers that have joined by then.
+        self._start_at: float | None = None
         self._drain_until: float | None = None
         self._snapshot_at: float | None = None
         self._snapshot_version = 0
         self._first_exchange_at: float | None = None
         self._last_update_at: float | None = None
-        self._seconds_before = 0.0  # seconds of the run before this shard's last restart
+        self._seconds_before = 0.0  # duration of the run before this shard's last restart
         if not waits_for_start:
             self.start()
 
@@ -53,36 +54,36 @@ class RunLifecycle:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended."""
+        """True if the run has ended."""
         return self.phase is RunPhase.ENDED
 
     @property
     def is_ending(self) -> bool:
-        """Whether the run is draining or has ended."""
+        """True if the run is draining (waiting for pushes in flight) or has ended."""
         return self.phase in (RunPhase.DRAINING, RunPhase.ENDED)
 
     @property
     def announced_reason(self) -> str | None:
-        """Why the run accepts no more updates, as replies state it; None if the run continues."""
+        """Why the run accepts no more updates, for the replies; None if the run continues."""
         return self._drain_reason or self.stop_reason
 
     def start(self) -> None:
-        """WAITING -> RUNNING: let rounds be released."""
+        """WAITING -> RUNNING: start the run, so that the shard releases (merges) rounds."""
         self.has_started, self._start_at = True, None
         if self.phase is RunPhase.WAITING:
             self.phase = RunPhase.RUNNING
 
     def request_stop(self, reason: str, now: float, waits: bool) -> RunPhase | None:
-        """Any phase -> DRAINING -> ENDED.
+        """Drain or end the run: any phase -> DRAINING -> ENDED.
 
         Args:
-            reason: Why the run ends, as the run's summary names the reason.
+            reason: Reason for the end, as the run's summary states the reason.
             now: Current time of this shard's clock, in seconds.
-            waits: Drain first: wait for the pushes in flight. A second request ends the run
-                without waiting.
+            waits: True to drain first, which waits for the pushes in flight. A request during the
+                drain ends the run immediately.
 
         Returns:
-            The phase that the run has entered; None if the run had ended already.
+            The phase that the run has entered; None if the run had ended before the request.
         """
         if self.is_over:
             return None
@@ -95,7 +96,7 @@ class RunLifecycle:
         return self.phase
 
     def present(self, num_present: int, now: float) -> None:
-        """Start if all workers are present; from the first worker on, limit the wait."""
+        """Start the run if all workers have joined; limit the wait once a worker has joined."""
         if self.has_started:
             return
         if num_present >= self._config.nb_workers:
@@ -106,24 +107,28 @@ class RunLifecycle:
     # -- deadlines --------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """Return the earliest deadline; None if there is no deadline."""
+        """Return the earliest deadline of the run on this shard; None if no deadline is set."""
         moments = (self._start_at, self._drain_until, self._snapshot_at, self._limit())
         return min((when for when in moments if when is not None), default=None)
 
     def start_is_due(self, now: float) -> bool:
-        """Start with the present workers if the wait for all workers is over; return if it is."""
+        """Start the run with the joined workers if the wait for all workers has timed out.
+
+        Returns:
+            True if this call has started the run.
+        """
         due = self._start_at is not None and now >= self._start_at
         if due:
             self.start()
         return due
 
     def limit_is_due(self, now: float) -> bool:
-        """Return whether the run has lasted for --max_seconds."""
+        """Return whether the run has lasted for its time limit --max_seconds."""
         limit = self._limit()
         return limit is not None and now >= limit
 
     def drain_is_over(self, now: float, live: Collection[int], lags: bool) -> str | None:
-        """Return the reason of the run's end if a drain is over; None otherwise.
+        """Return the reason of the run's end if the drain is over; None if the drain continues.
 
         Args:
             now: Current time of this shard's clock, in seconds.
@@ -138,14 +143,17 @@ class RunLifecycle:
         return self._drain_reason if done or not live or now >= self._drain_until else None
 
     def snapshot_is_due(self, now: float) -> bool:
-        """Return whether a snapshot is due; if so, set the time of the next snapshot."""
+        """Return whether a snapshot of the shard is due; if so, set the time of the next one."""
         due = self._snapshot_at is not None and now >= self._snapshot_at
         if due:
             self._snapshot_at = now + self._config.snapshot_interval_seconds
         return due
 
     def takes_snapshot(self, version: int, force: bool = False) -> bool:
-        """Return whether to save this version now; if so, record it as saved."""
+        """Return whether this version must be saved now; if so, record the version as saved.
+
+        The version must be saved if the last saved version is another one, or `force` is True.
+        """
         is_new = force or version != self._snapshot_version
         if is_new:
             self._snapshot_version = version
@@ -160,17 +168,17 @@ class RunLifecycle:
     # -- time -------------------------------------------------------------------------------
 
     def exchanged(self, now: float) -> None:
-        """Start the run's seconds and the snapshot timer at this shard's first exchange."""
+        """Start the run's clock and the snapshot timer at the first exchange with a worker."""
         if self._first_exchange_at is None:
             self._first_exchange_at = now
             self._snapshot_at = now + self._config.snapshot_interval_seconds
 
     def updated(self, now: float) -> None:
-        """Record the time of an applied update."""
+        """Record the time at which the shard applied an update."""
         self._last_update_at = now
 
     def seconds(self) -> float:
-        """Return seconds from the first pull to the last applied update, summed over restarts."""
+        """Return the run's duration, in seconds: first pull to last update, over all restarts."""
         if self._first_exchange_at is None or self._last_update_at is None:
             return self._seconds_before
         return self._seconds_before + max(0.0, self._last_update_at - self._first_exchange_at)
@@ -178,10 +186,10 @@ class RunLifecycle:
     # -- state ------------------------------------------------------------------------------
 
     def resumed(self, version: int, waits_for_start: bool) -> None:
-        """Continue from a saved version; optionally wait again for all workers.
+        """Continue the run from a saved version; optionally wait until all workers have joined.
 
         Args:
-            version: Saved version.
+            version: Version of the weights in the saved state.
             waits_for_start: True if the shard waits until all workers have joined again, because
                 groups of several workers were formed before the restart.
         """
@@ -190,7 +198,7 @@ class RunLifecycle:
             self.has_started, self.phase = False, RunPhase.WAITING
 
     def state_dict(self, soft: bool) -> State:
-        """Return stop reason and seconds (durable), or phase, deadlines and times (soft)."""
+        """Return the run's stop reason and duration; with `soft` its phase and deadlines."""
         if not soft:
             return {"stop_reason": self.stop_reason, "seconds": self.seconds()}
         return {
@@ -210,8 +218,9 @@ class RunLifecycle:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the state that `state_dict` returned."""
-        # The durable state restores no stop_reason: a resumed run continues after its end.
+        """Restore the run's phase, deadlines and duration that `state_dict` returned."""
+        # The durable state (soft is False) restores no stop_reason, because a run that is resumed
+        # after its end continues.
         if not soft:
             self._seconds_before = state["seconds"]
             return

@@ -11,7 +11,8 @@ from thinwire.ops.optimizers.slots import SCALE_STREAK, Slot
 from thinwire.ops.types import State
 from thinwire.ops.weighting.base import Arrival
 
-#: Upper bound of the scale, still finite in float32. Gradients overflow at far smaller scales.
+#: Upper bound of the loss scale. 2**120 is finite in float32, and gradients overflow at far smaller
+#: scales.
 _LARGEST = 2.0**120
 
 
@@ -26,13 +27,13 @@ class LossScaler:
     """
 
     def __init__(self, policy: LossScale | None) -> None:
-        """Start with the scale of the script's policy; None: the script does not scale losses."""
+        """Start with the policy's initial scale; None: the script does not scale losses."""
         self._policy = policy
         self.scale = policy.initial if policy else 0.0
         self._streak = policy.streak if policy else 0
 
     def skips(self, arrivals: Sequence[Arrival]) -> bool:
-        """Count one release; return whether an overflow prevents the optimizer's step."""
+        """Count a release (a merged round); return whether an overflow prevents its step."""
         if self._policy is None:
             return False
         overflowed = [arrival for arrival in arrivals if arrival.overflow]
@@ -41,22 +42,22 @@ class LossScaler:
             if self._streak >= self._policy.growth_steps:
                 self.scale, self._streak = min(self.scale * 2, _LARGEST), 0
             return False
-        # Several asynchronous workers may overflow at one scale. The first one halves the scale;
-        # the later reports name the old scale and must not halve the scale again.
+        # Several asynchronous workers may overflow at the same loss scale. The first report halves
+        # the scale; later reports name the old scale and must not halve the scale again.
         if any(arrival.loss_scale == self.scale for arrival in overflowed):
             self.scale, self._streak = self.scale / 2, 0
         return True
 
     def slots(self) -> list[Slot]:
-        """Return the slots of the script's LossScaleOptimizer without the scale: the streak."""
+        """Return the LossScaleOptimizer's slots except its scale: the streak without overflow."""
         if self._policy is None:
             return []
         return [Slot(None, SCALE_STREAK, np.asarray(self._streak, np.int32))]
 
     def state_dict(self) -> State:
-        """Return the durable state; the loss scale has no soft state."""
+        """Return the loss scale's durable (checkpointed) state; the scale has no soft state."""
         return {"scale": self.scale, "streak": self._streak}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore the state that `state_dict` returned."""
+        """Restore the scale and the streak that `state_dict` returned."""
         self.scale, self._streak = state["scale"], state["streak"]

@@ -1,4 +1,4 @@
-"""Settings of a shard's core, and its record of each worker: pushes, requests, versions."""
+"""Settings of a PS shard's core, and its record of each worker: pushes, requests, versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thinwire.ps.core import events
 
 @dataclasses.dataclass(frozen=True)
 class CoreConfig:
-    """The settings of a shard's core, without its method."""
+    """The settings of a shard's core except the training method."""
 
     budget: Budget
     schedule: Schedule
@@ -24,28 +24,30 @@ class CoreConfig:
     generation: int = 0  # number of the shard's restarts
     generations_undone: int = 1  # number of earlier generations that may have lost updates
     max_seconds: float | None = None  # time limit of the run, from the first pull; None: no limit
-    start_timeout_seconds: float = 600.0  # a synchronous run then starts with the present workers
+    # Time after which a synchronous run starts with the joined workers, from the first Hello.
+    start_timeout_seconds: float = 600.0
     snapshot_interval_seconds: float = 10.0
-    spec: ModelSpec | None = None  # the shard's slices; None: the shard is one slice
+    spec: ModelSpec | None = None  # slices of the shard; None: the shard is one slice
     guards: Guards = dataclasses.field(default_factory=Guards)
     loss_scale: LossScale | None = None  # the script's loss scale; None: losses are not scaled
-    # For each optimizer of a script: batches that its schedule had counted before the phase.
+    # For each optimizer of a script: number of batches that its learning rate schedule had counted
+    # before this phase (model) of the script.
     first_batches: tuple[int, ...] = ()
 
 
 class MemberPhase(enum.Enum):
-    """State of a worker's newest push."""
+    """State of a worker's newest push on a shard."""
 
     COMPUTING = "computing"  # no push of the worker waits on this shard
     BUFFERED = "buffered"  # the push waits until its worker is live, or until its epoch arrives
-    SUBMITTED = "submitted"  # the push waits for its round
+    SUBMITTED = "submitted"  # the push waits until its round is complete
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenRequest:
-    """An unanswered pull or push of a worker."""
+    """A pull or push of a worker that the shard has not answered."""
 
-    step: int  # step of the push; 0: the request is a pull
+    step: int  # step number of the push; 0: the request is a pull
     base_version: int | None  # version of the worker's weights; None: a reply must send all weights
 
 
@@ -54,50 +56,51 @@ class Member:
     """The shard's record of one worker, live or not."""
 
     incarnation: int = 0
-    last_step: int = 0  # newest accepted step, including a push that waits for its round
-    base_version: int = 0  # version of the newest reply
-    oldest_base: int = 0  # oldest version at which the next push may have been computed
-    push_bytes: int = 0  # coded size of the newest push
+    last_step: int = 0  # worker's newest accepted step; its push may still wait for its round
+    base_version: int = 0  # version of the weights in the newest reply to the worker
+    oldest_base: int = 0  # oldest version at which the worker's next push may have been computed
+    push_bytes: int = 0  # coded size of the worker's newest push, in bytes
     buffered: events.Push | None = None  # push that arrived before its worker or epoch was known
-    submitted: list[events.Push] = dataclasses.field(default_factory=list)  # wait for release
-    request: OpenRequest | None = None  # None: the worker awaits no reply
-    may_proceed: bool = False  # an open request may be answered
-    requested_at: float = 0.0  # time at which the request arrived
-    staleness: int = 0  # staleness of the newest applied push
+    # Pushes that wait until their round is complete.
+    submitted: list[events.Push] = dataclasses.field(default_factory=list)
+    request: OpenRequest | None = None  # unanswered request; None: the worker awaits no reply
+    may_proceed: bool = False  # True if the shard may answer the worker's open request
+    requested_at: float = 0.0  # time at which the worker's newest request arrived
+    staleness: int = 0  # staleness of the worker's newest applied push, in versions
 
     @property
     def phase(self) -> MemberPhase:
-        """State of the worker's newest push."""
+        """State of the worker's newest push on this shard."""
         if self.submitted:
             return MemberPhase.SUBMITTED
         return MemberPhase.COMPUTING if self.buffered is None else MemberPhase.BUFFERED
 
     @property
     def waiting(self) -> events.Push | None:
-        """Oldest accepted push that is not applied; None if no push waits."""
+        """Oldest accepted push of the worker that is not applied; None if no push waits."""
         return self.submitted[0] if self.submitted else self.buffered
 
     @property
     def applied_step(self) -> int:
-        """Newest step that needs no retry: the step before the push that waits, if one waits."""
+        """Newest step of the worker that needs no retry: the step before any push that waits."""
         return self.last_step if self.waiting is None else self.waiting.step - 1
 
     def open_request(self, step: int, base_version: int | None, now: float) -> None:
-        """Record a pull (step 0) or a push that awaits a reply."""
+        """Record a worker's pull (step 0) or push that awaits a reply."""
         self.request, self.requested_at = OpenRequest(step, base_version), now
 
     def take_request(self, run_is_over: bool) -> OpenRequest | None:
-        """Close and return the open request if it may be answered; after the run it always may."""
+        """Close and return the worker's open request; None if the shard may not answer it yet."""
         if not (self.may_proceed or run_is_over):
             return None
         request, self.request = self.request, None
         return request
 
     def is_late(self, push: events.Push) -> bool:
-        """Return whether the worker has replaced a push by a later request.
+        """Return whether a push is late: the worker has replaced the push by a later request.
 
         A worker has one open request at a time. A late push arrives on a stream that the worker has
-        given up, and the worker does not wait for its reply.
+        given up, and the worker does not wait for a reply to the late push.
         """
         if self.request is None or push.is_copy:
             return False
@@ -106,23 +109,23 @@ class Member:
         return push.step <= self.last_step and push.step != self.request.step
 
     def buffer(self, push: events.Push) -> None:
-        """COMPUTING -> BUFFERED: accept a push; its request waits for the push's round."""
+        """COMPUTING -> BUFFERED: accept a push; the worker's reply waits for the push's round."""
         self.buffered, self.may_proceed, self.last_step = push, False, push.step
 
     def promote(self) -> None:
-        """BUFFERED -> SUBMITTED: replace a submitted push that the worker has given up."""
+        """BUFFERED -> SUBMITTED: submit the buffered push, drop earlier submitted pushes."""
         if self.buffered is not None:
             self.submitted, self.buffered = [self.buffered], None
 
     def take_submitted(self, step: int) -> events.Push | None:
-        """SUBMITTED -> COMPUTING: remove and return the push of a step if its round is complete."""
+        """SUBMITTED -> COMPUTING: remove and return the push of a step whose round is complete."""
         released = next((push for push in self.submitted if push.step == step), None)
         self.submitted = [push for push in self.submitted if push is not released]
         return released
 
     def cancel_push(self) -> None:
         """Any phase -> COMPUTING: remove a push that waits; a retry of its step is accepted."""
-        # Computed before drop_push(), because applied_step depends on the push that waits.
+        # Read applied_step before drop_push(): its value depends on the push that waits.
         self.last_step = self.applied_step
         self.drop_push()
 
@@ -131,26 +134,26 @@ class Member:
         self.buffered, self.submitted = None, []
 
     def replied(self, version: int, overlaps: bool) -> None:
-        """Record the version of a reply.
+        """Record the version of a reply to the worker.
 
         Args:
             version: Version of the model in the reply.
-            overlaps: True if the worker computes during the exchange: its next push may then be
-                computed at the version of the previous reply.
+            overlaps: True if the worker computes during the exchange (--overlap): its next push
+                may then be computed at the version of the previous reply.
         """
         self.oldest_base = self.base_version if overlaps else version
         self.base_version = version
 
 
 class MemberTable:
-    """Records of all workers that have ever joined this shard, by id."""
+    """Records of all workers that have ever joined this shard, by worker id."""
 
     def __init__(self) -> None:
-        """Start empty."""
+        """Start without records of workers."""
         self._members: dict[int, Member] = {}
-        self._buffered: set[int] = set()  # workers with a buffered push
+        self._buffered: set[int] = set()  # ids of the workers with a buffered push
         self._oldest_base = 0
-        self._oldest_base_at: int | None = None  # version at which the minimum was computed
+        self._oldest_base_at: int | None = None  # version at which _oldest_base was computed
 
     def __getitem__(self, worker: int) -> Member:
         """Return the record of a worker that has joined before."""
@@ -161,7 +164,7 @@ class MemberTable:
         return worker in self._members
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate over the ids, in order of the first Hello."""
+        """Iterate over the ids of all recorded workers, in order of their first Hello."""
         return iter(self._members)
 
     def get(self, worker: int) -> Member | None:
@@ -169,7 +172,7 @@ class MemberTable:
         return self._members.get(worker)
 
     def add(self, worker: int) -> Member:
-        """Return the record of a worker; create it if the worker is new."""
+        """Return the record of a worker; create a record if the worker is new."""
         return self._members.setdefault(worker, Member())
 
     def incarnation_of(self, worker: int) -> int:
@@ -178,33 +181,33 @@ class MemberTable:
         return 0 if member is None else member.incarnation
 
     def last_steps(self) -> dict[int, int]:
-        """Return worker -> newest accepted step."""
+        """Return worker id -> newest step that the shard accepted from the worker."""
         return {worker: member.last_step for worker, member in self._members.items()}
 
     # -- pushes -----------------------------------------------------------------------------
 
     def buffer(self, push: events.Push) -> None:
-        """Accept a push; it waits until its worker is live and its epoch is known here."""
+        """Accept a push, which waits until its worker is live and the shard knows its epoch."""
         self._members[push.worker].buffer(push)
         self._buffered.add(push.worker)
 
     def buffered(self) -> list[tuple[int, events.Push]]:
-        """Return (worker, push) of the buffered pushes, in order of worker id."""
+        """Return (worker id, push) of all buffered pushes, in order of worker id."""
         pushes = ((worker, self._members[worker].buffered) for worker in sorted(self._buffered))
         return [(worker, push) for worker, push in pushes if push is not None]
 
     def promote(self, worker: int) -> None:
-        """Submit a worker's buffered push: it now waits for its round."""
+        """Submit a worker's buffered push: the push now waits until its round is complete."""
         self._members[worker].promote()
         self._buffered.discard(worker)
 
     def cancel_push(self, worker: int) -> None:
-        """Remove a worker's push that waits; a retry of its step is accepted."""
+        """Remove a worker's push that waits; the shard accepts a retry of the push's step."""
         self._members[worker].cancel_push()
         self._buffered.discard(worker)
 
     def drop_push(self, worker: int) -> None:
-        """Remove a worker's push that waits; its step stays accepted."""
+        """Remove a worker's push that waits; the shard accepts no retry of the push's step."""
         self._members[worker].drop_push()
         self._buffered.discard(worker)
 
@@ -216,21 +219,21 @@ class MemberTable:
     # -- requests ---------------------------------------------------------------------------
 
     def requesting(self) -> list[int]:
-        """Return the workers with an open request."""
+        """Return the ids of the workers with an open request (an unanswered pull or push)."""
         return [worker for worker, member in self._members.items() if member.request]
 
     def idle(self) -> list[int]:
-        """Return the workers with an open request and without a push that waits for its round."""
+        """Return the ids of workers with an open request but no push that waits for its round."""
         return [worker for worker in self.requesting() if not self._members[worker].submitted]
 
     def oldest_base(self, live: Collection[int], version: int) -> int:
         """Return a lower bound of the version that any live worker's next push is computed at.
 
-        With many workers the bound is not computed at every update. An old bound may be too low,
-        never too high, because replies only raise a worker's base version.
+        With many workers the bound is not computed at every update. A bound from an earlier update
+        may be too low, never too high, because replies only raise a worker's base version.
         """
-        # The minimum costs one step for each live worker. Computing it once in n/16 updates makes
-        # that a constant cost of an update, where a search in every update would cost O(n).
+        # Computing the minimum over n live workers costs O(n). Computing the minimum once in n/16
+        # updates makes the cost of one update constant.
         computed_at = self._oldest_base_at
         if computed_at is None or version - computed_at >= len(live) // 16:
             bases = (self._members[worker].oldest_base for worker in live)
@@ -240,7 +243,7 @@ class MemberTable:
     # -- state ------------------------------------------------------------------------------
 
     def state_dict(self, soft: bool) -> State:
-        """Return applied steps and base versions (durable), or all records (soft)."""
+        """Return the workers' applied steps and base versions; with `soft` their whole records."""
         if soft:
             return {
                 "members": dict(self._members),
@@ -254,7 +257,7 @@ class MemberTable:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the state that `state_dict` returned."""
+        """Restore the records of workers that `state_dict` returned."""
         if soft:
             self._members, self._buffered = dict(state["members"]), set(state["buffered"])
             self._oldest_base = state["oldest_base"]

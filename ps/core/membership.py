@@ -1,6 +1,7 @@
-"""Membership of a run: leases on shard 0, and numbered epochs on the shards that follow shard 0.
+"""Membership of a run's workers: leases on shard 0, and numbered epochs on all other shards.
 
-A shard's core uses a `Coordinator` (shard 0) or a `FollowerMembership` through `Membership`.
+The core of shard 0 uses a `Coordinator`, and the core of each other shard a `FollowerMembership`.
+The protocol `Membership` is their common interface.
 """
 
 from __future__ import annotations
@@ -21,34 +22,36 @@ from thinwire.ps.core.events import (
 )
 from thinwire.runtime.failure_detector import RtoEstimator
 
-#: A change of membership: ("join" | "leave", worker).
+#: A change of membership: ("join" | "leave", worker id).
 Change = tuple[str, int]
-#: Length of a lease that never ends.
+#: Length of a lease that never ends, in seconds.
 NEVER_SECONDS = 1e18
-#: Epoch numbers skipped at each restart of shard 0. A restored snapshot may be older than the
-#: epochs that the other shards have received. The number bounds the epochs after one snapshot.
+#: Number of epoch numbers that shard 0 skips at each restart. A restored snapshot may be older than
+#: the membership epochs that the other shards have received. The constant is an upper bound of the
+#: number of epochs after one snapshot.
 EPOCHS_PER_GENERATION = 1 << 16
-#: Share of a lease. A worker is suspected after a silence that is long for this worker, and never
-#: after a shorter silence than this share.
+#: Shortest silence after which a worker is suspected, as a share of its lease. A worker is
+#: suspected after a silence that is unusually long for this worker.
 _LEAST_SILENCE = 1 / 3
 
 
 @dataclasses.dataclass(frozen=True)
 class IdHolder:
-    """The live worker that holds an id which another process wants to join under."""
+    """The live worker whose id another process uses in its Hello."""
 
-    peer: str  # address of the holder
+    peer: str  # network address of the live worker that holds the id
     silent_seconds: float = 0.0
-    retry_after_seconds: float = 0.0  # time until a silent holder's lease ends; 0: do not retry
+    # Time until the lease of a silent holder of the id ends; 0: the other process must not retry.
+    retry_after_seconds: float = 0.0
 
 
 class Membership(Protocol):
-    """The members of a run, as seen by one shard's core.
+    """The workers that are members of a run, as seen by one shard's core.
 
     Attributes:
-        leads: True on shard 0, which decides about membership.
-        epoch: Number of the newest membership epoch.
-        num_left: Number of expired leases.
+        leads: True on shard 0, which decides about the membership of workers.
+        epoch: Number of the newest membership epoch on this shard.
+        num_left: Number of workers' leases that have expired.
         num_returned: Number of times that a worker joined again.
         lease_seconds: Silence after which a worker is expelled, in seconds.
     """
@@ -60,52 +63,55 @@ class Membership(Protocol):
     lease_seconds: float
 
     def holder(self, join: Join, now: float) -> IdHolder | None:
-        """Return the worker that holds the id of a joining worker; None if the id is free."""
+        """Return the live worker that holds a joining worker's id; None if the id is free."""
 
     def join(self, join: Join, now: float) -> Iterator[Change]:
-        """Admit a worker whose id is free according to `holder`."""
+        """Admit a joining worker; `holder` has returned None for its Hello."""
 
     def seen(self, worker: int, now: float) -> None:
-        """Record that a message of a worker arrived."""
+        """Record that a message of a worker arrived on this shard at the time `now`."""
 
     def observe(self, event: WorkerAlive | WorkerDisconnected | ProcessStalled, now: float) -> None:
-        """Record a heartbeat, a broken stream, or a stop of this process, which excuses silence."""
+        """Record a heartbeat, a broken stream, or a pause of this process.
+
+        During a pause of this process no message can arrive, so the pause excuses silent workers.
+        """
 
     def leave(self, worker: int, incarnation: int) -> Iterator[Change]:
-        """End a membership, requested by the worker or by the core."""
+        """End a worker's membership because the worker or the core requests the end."""
 
     def expire(self, now: float) -> Iterator[Change]:
-        """End the memberships of workers whose lease has run out."""
+        """End the membership of every worker whose lease has expired."""
 
     def expel(self, member: WorkerIncarnation) -> Iterator[Change]:
-        """End the membership of a worker that was silent on another shard for a whole lease."""
+        """End the membership of a worker that another shard reports as silent for a whole lease."""
 
     def unreachable(self, now: float) -> list[WorkerIncarnation]:
-        """Return live workers that were silent on this shard for a lease, to report to shard 0."""
+        """Return the live workers that were silent on this shard for a lease, to report them."""
 
     def follow(self, epoch: MembershipEpoch, now: float) -> Iterator[Change]:
-        """Adopt the membership that shard 0 announces."""
+        """Adopt the membership that shard 0 announces in an epoch."""
 
     def admits(self, worker: int, incarnation: int) -> bool:
-        """Return whether messages of this incarnation of the worker are accepted."""
+        """Return whether the shard accepts messages of this incarnation (process) of a worker."""
 
     def next_deadline(self) -> float | None:
-        """Return the time at which `expire` or `unreachable` is due; None if never."""
+        """Return the time at which `expire` or `unreachable` must be called; None if never."""
 
     def state_of(self, worker: int) -> str:
-        """Return "live", "suspect" or "left"."""
+        """Return the state of a worker's membership: "live", "suspect" or "left"."""
 
     def incarnation_of(self, worker: int) -> int:
-        """Return the live incarnation of a worker; 0 if no incarnation is live, or known."""
+        """Return the incarnation of a worker's live process; 0 if none is live or known."""
 
     def begin_epoch(self) -> int:
-        """Begin a new epoch with the same members; return the number of the epoch."""
+        """Begin a new membership epoch with the same workers; return the number of the epoch."""
 
     def state_dict(self, soft: bool) -> State:
-        """Return the durable state, or with `soft` the state that a restart loses."""
+        """Return the membership's durable state, or with `soft` the state that a restart loses."""
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the state that `state_dict` returned; load the durable state first."""
+        """Restore the membership's state; load the durable state before the soft state."""
 
 
 @dataclasses.dataclass
@@ -116,7 +122,7 @@ class Lease:
     peer: str
     last_seen: float
     connected: bool = True
-    suspected: bool = False  # silent for longer than usual for this worker
+    suspected: bool = False  # True if the worker is silent for longer than its usual pauses
     arrivals: RtoEstimator = dataclasses.field(
         default_factory=lambda: RtoEstimator(NEVER_SECONDS, NEVER_SECONDS)
     )
@@ -128,12 +134,12 @@ class Lease:
 
 
 class Coordinator:
-    """Membership on shard 0: leases of the workers, and the numbering of epochs."""
+    """Membership on shard 0: leases of the workers, and the numbering of membership epochs."""
 
     leads = True
 
     def __init__(self, nb_workers: int, lease_seconds: float) -> None:
-        """Start without members.
+        """Start without workers as members.
 
         Args:
             nb_workers: Number of workers; their ids are 1..nb_workers.
@@ -146,12 +152,13 @@ class Coordinator:
         self.num_left = 0
         self.num_returned = 0
         self._known: set[int] = set()
-        # Time of the next scan in `expire`, at most the first end of a lease. A message only
-        # postpones the end of its lease, so `expire` need not scan all leases at every event.
+        # Time at which `expire` next scans the leases, at most the earliest end of a lease. A
+        # message only postpones the end of its worker's lease, so `expire` need not scan all leases
+        # at every event.
         self._first_end = math.inf
 
     def holder(self, join: Join, now: float) -> IdHolder | None:
-        """Return the worker that holds the id of a joining worker; None if the id is free.
+        """Return the live worker that holds a joining worker's id; None if the id is free.
 
         A worker whose stream broke frees its id immediately. A silent worker holds its id until its
         lease ends, because its network may be interrupted.
@@ -165,14 +172,15 @@ class Coordinator:
         return IdHolder(lease.peer, silent, max(0.0, remaining))
 
     def join(self, join: Join, now: float) -> Iterator[Change]:
-        """Admit a worker whose id is free according to `holder`."""
+        """Admit a joining worker; `holder` has returned None for its Hello."""
         lease = self.leases.get(join.worker)
         if lease is not None and lease.incarnation != join.incarnation:
-            # A takeover is two epochs: one without the worker, one with its new incarnation.
-            # A following shard then drops all that the old incarnation has sent.
+            # If a new process takes over a worker's id, announce two epochs: one without the
+            # worker, then one with its new process. A following shard then drops every push that
+            # the old process has sent.
             yield from self._remove(join.worker)
             lease = None
-        if lease is not None:  # the same incarnation reconnects: no change of membership
+        if lease is not None:  # the same process reconnects, so the membership does not change
             lease.peer, lease.connected = join.peer, True
             self.seen(join.worker, now)
             return
@@ -185,22 +193,23 @@ class Coordinator:
         yield ("join", join.worker)
 
     def seen(self, worker: int, now: float) -> None:
-        """Renew a worker's lease."""
+        """Renew the lease of a worker whose message arrived."""
         lease = self.leases.get(worker)
         if lease is not None:
             lease.last_seen = now
             lease.arrivals.record_arrival(now)
             if lease.suspected:
-                # The next scan was set to the end of this suspect's lease. The next suspicion of
-                # the worker may be due earlier.
+                # The next scan was set to the end of this suspected worker's lease. The worker may
+                # become suspected again before that time.
                 lease.suspected = False
                 self._look_at(lease.suspect_at)
 
     def observe(self, event: WorkerAlive | WorkerDisconnected | ProcessStalled, now: float) -> None:
-        """Renew a lease, mark a worker's stream as broken, or excuse all workers' silence."""
+        """Renew a worker's lease, mark its stream as broken, or excuse all workers' silence."""
         if isinstance(event, ProcessStalled):
-            # A stopped process receives no messages. Without this excuse all leases would seem to
-            # have run out, and the shard would expel every worker.
+            # A stopped process receives no messages. If all leases were not extended by the time of
+            # the stop, all leases would seem to have expired, and the shard would expel every
+            # worker.
             for lease in self.leases.values():
                 lease.last_seen = min(now, lease.last_seen + event.seconds)
                 lease.arrivals.excuse(event.seconds, now)
@@ -211,17 +220,17 @@ class Coordinator:
         if isinstance(event, WorkerAlive):
             self.seen(event.worker, now)
             known.arrivals.record_beat(now)
-        elif known.incarnation == event.incarnation:  # not the stream of an earlier incarnation
+        elif known.incarnation == event.incarnation:  # else the stream of an earlier process broke
             known.connected = False
 
     def leave(self, worker: int, incarnation: int) -> Iterator[Change]:
-        """End a membership, requested by the worker or by the core."""
+        """End a worker's membership because the worker or the core requests the end."""
         lease = self.leases.get(worker)
         if lease is not None and lease.incarnation == incarnation:
             yield from self._remove(worker)
 
     def expire(self, now: float) -> Iterator[Change]:
-        """Remove workers whose lease has run out; mark silent workers as suspected."""
+        """Remove workers whose lease has expired; mark unusually silent workers as suspected."""
         if now < self._first_end:
             return
         ends = {
@@ -237,7 +246,7 @@ class Coordinator:
             yield from self._remove(worker)
 
     def expel(self, member: WorkerIncarnation) -> Iterator[Change]:
-        """Remove a worker that was silent on another shard for a whole lease."""
+        """Remove a worker that another shard reports as silent for a whole lease."""
         if self.admits(member.worker, member.incarnation):
             self.num_left += 1
             yield from self._remove(member.worker)
@@ -251,33 +260,33 @@ class Coordinator:
         yield from ()
 
     def admits(self, worker: int, incarnation: int) -> bool:
-        """Return whether this incarnation of the worker is a member."""
+        """Return whether this incarnation (process) of a worker is a member of the run."""
         lease = self.leases.get(worker)
         return lease is not None and lease.incarnation == incarnation
 
     def next_deadline(self) -> float | None:
-        """Return the time of the next scan of the leases, at most the first end of a lease."""
+        """Return the time of the next scan of the leases, at most the earliest end of a lease."""
         return self._first_end if self.leases else None
 
     def state_of(self, worker: int) -> str:
-        """Return "live", "suspect" or "left"."""
+        """Return the state of a worker's membership: "live", "suspect" or "left"."""
         lease = self.leases.get(worker)
         if lease is None:
             return "left"
         return "live" if lease.connected and not lease.suspected else "suspect"
 
     def incarnation_of(self, worker: int) -> int:
-        """Return the live incarnation of a worker; 0 if the worker is not live."""
+        """Return the incarnation of a worker's live process; 0 if the worker is not live."""
         lease = self.leases.get(worker)
         return lease.incarnation if lease is not None else 0
 
     def begin_epoch(self) -> int:
-        """Begin a new epoch with the same members; return the number of the epoch."""
+        """Begin a new membership epoch with the same workers; return the number of the epoch."""
         self.epoch += 1
         return self.epoch
 
     def state_dict(self, soft: bool) -> State:
-        """Return epoch, counters and known ids (durable), or the epoch and the leases (soft)."""
+        """Return the epoch, counters and known worker ids; with `soft` the epoch and the leases."""
         if soft:
             return {
                 "epoch": self.epoch,
@@ -292,13 +301,13 @@ class Coordinator:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore a saved state; without the soft state all workers must join again."""
+        """Restore the saved membership; without the soft state, all workers must join again."""
         if soft:
             self.epoch, self.leases = state["epoch"], dict(state["leases"])
             self._first_end = state["first_end"]
             return
-        # Running shards may know later epochs than the snapshot. They ignore an epoch that is not
-        # newer than theirs, so the numbers must continue above all epochs ever announced.
+        # The other shards may know later epochs than the snapshot, and they ignore an epoch that is
+        # not newer than their own. So the numbers must continue above all epochs ever announced.
         self.epoch = state["epoch"] + EPOCHS_PER_GENERATION
         self.num_left, self.num_returned = state["left"], state["returned"]
         self._known = set(state["known"])
@@ -314,24 +323,25 @@ class Coordinator:
 
 @dataclasses.dataclass
 class IncarnationClaim:
-    """The newest Hello of a worker on a following shard."""
+    """The newest Hello of a worker on a following shard (a shard other than shard 0)."""
 
     incarnation: int
-    epoch: int  # epoch in shard 0's Welcome to this incarnation; 0: not known
-    peer: str  # address of the worker
+    epoch: int  # membership epoch in shard 0's Welcome to this process; 0: not known
+    peer: str  # network address of the worker
 
 
 class FollowerMembership:
     """Membership on the shards from 1 on: the members are the workers of shard 0's newest epoch.
 
-    A following shard has no leases. It reports live workers to shard 0 that were silent here for a
-    lease. A worker that reaches only shard 0 would otherwise block all rounds on this shard.
+    A following shard (a shard other than shard 0) has no leases. The shard reports to shard 0 the
+    live workers that were silent for the length of a lease. Without the reports, a worker that
+    reaches only shard 0 would block all rounds on the following shard.
     """
 
     leads = False
 
     def __init__(self, nb_workers: int, lease_seconds: float = NEVER_SECONDS) -> None:
-        """Start without members.
+        """Start without workers as members.
 
         Args:
             nb_workers: Number of workers; their ids are 1..nb_workers.
@@ -342,16 +352,17 @@ class FollowerMembership:
         self.num_left = 0
         self.num_returned = 0
         self._live: tuple[int, ...] = ()
-        self._named: dict[int, int] = {}  # live worker -> incarnation in the newest epoch
+        self._named: dict[int, int] = {}  # live worker -> its incarnation in the newest epoch
         self._claims: dict[int, IncarnationClaim] = {}
         # Live worker -> time of its newest message, or of the newest report of its silence.
         self._last_seen: dict[int, float] = {}
 
     def holder(self, join: Join, now: float) -> IdHolder | None:
-        """Return the holder of the id: an incarnation that shard 0 has admitted after this one."""
+        """Return the holder of a joining worker's id: a process that shard 0 has admitted later."""
         named = self._named.get(join.worker, join.incarnation)
-        # A Welcome of a later epoch than this shard's proves that shard 0 has admitted the joining
-        # incarnation after the named one: this shard has only not received that epoch yet.
+        # If shard 0's Welcome to the joining process names a later epoch than this shard's newest
+        # epoch, then shard 0 has admitted the joining process after the process that this shard's
+        # epoch names. This shard has only not received the later epoch yet.
         if named == join.incarnation or not 0 < join.epoch <= self.epoch:
             return None
         claim = self._claims.get(join.worker)
@@ -359,26 +370,26 @@ class FollowerMembership:
         return IdHolder(claim.peer if claim is not None and known else "another address")
 
     def join(self, join: Join, now: float) -> Iterator[Change]:
-        """Record the Hello of an incarnation; only shard 0's epochs change the membership."""
+        """Record the Hello of a worker's process; only shard 0's epochs change the membership."""
         self._claims[join.worker] = IncarnationClaim(join.incarnation, join.epoch, join.peer)
         self.seen(join.worker, now)
         yield from ()
 
     def seen(self, worker: int, now: float) -> None:
-        """Record that a message of a worker arrived."""
+        """Record that a message of a worker arrived on this shard at the time `now`."""
         if worker in self._last_seen:
             self._last_seen[worker] = now
 
     def observe(self, event: WorkerAlive | WorkerDisconnected | ProcessStalled, now: float) -> None:
-        """Record a heartbeat, or excuse the silence while this process was stopped."""
+        """Record a worker's heartbeat, or excuse all workers after a stop of this process."""
         if isinstance(event, WorkerAlive):
             self.seen(event.worker, now)
-        elif isinstance(event, ProcessStalled):  # no message could arrive in that time
+        elif isinstance(event, ProcessStalled):  # a stopped process receives no messages
             for worker, when in self._last_seen.items():
                 self._last_seen[worker] = min(now, when + event.seconds)
 
     def leave(self, worker: int, incarnation: int) -> Iterator[Change]:
-        """Do nothing: shard 0 will announce an epoch without the worker."""
+        """Do nothing: shard 0 will announce a membership epoch without the worker."""
         yield from ()
 
     def expire(self, now: float) -> Iterator[Change]:
@@ -390,20 +401,20 @@ class FollowerMembership:
         yield from ()
 
     def unreachable(self, now: float) -> list[WorkerIncarnation]:
-        """Return live workers that were silent here for a lease; repeat after every lease."""
+        """Return live workers that were silent on this shard for a lease, once in each lease."""
         silent = [w for w, when in self._last_seen.items() if now - when >= self.lease_seconds]
         for worker in silent:
             self._last_seen[worker] = now
         return [WorkerIncarnation(worker, self.incarnation_of(worker)) for worker in silent]
 
     def follow(self, epoch: MembershipEpoch, now: float) -> Iterator[Change]:
-        """Adopt the membership that a newer epoch announces."""
-        if epoch.number <= self.epoch:  # a repeated or reordered epoch
+        """Adopt the membership that a newer epoch of shard 0 announces."""
+        if epoch.number <= self.epoch:  # the epoch was sent again or arrived out of order
             return
         named = dict(zip(epoch.live, epoch.incarnations, strict=False))
         before, after = set(self._live), set(epoch.live)
-        # A worker with a new incarnation leaves and joins. The core then drops the pushes and the
-        # request of the old incarnation, and none of its pushes is merged.
+        # A worker with a new process leaves and joins. The core then drops the request and all
+        # pushes of the old process.
         replaced = {worker for worker in after if self._is_another(worker, named.get(worker, 0))}
         leaving = [*(worker for worker in self._live if worker not in after), *sorted(replaced)]
         new = [worker for worker in epoch.live if worker not in before or worker in replaced]
@@ -414,10 +425,10 @@ class FollowerMembership:
         yield from (("join", worker) for worker in new)
 
     def admits(self, worker: int, incarnation: int) -> bool:
-        """Return whether this shard accepts messages of this incarnation of the worker.
+        """Return whether the shard accepts messages of this incarnation (process) of a worker.
 
-        The incarnation must have sent its Hello, and shard 0's epoch must not name another
-        incarnation of the worker. The epoch does not count if the Hello names a newer epoch.
+        The process must have sent its Hello, and shard 0's newest epoch on this shard must not name
+        another process of the worker. The shard ignores its epoch if the Hello names a newer epoch.
         """
         claim = self._claims.get(worker)
         if claim is None or claim.incarnation != incarnation:
@@ -426,7 +437,7 @@ class FollowerMembership:
         return named == incarnation or not 0 < claim.epoch <= self.epoch
 
     def next_deadline(self) -> float | None:
-        """Return the time at which the next report of a silent worker is due; None if never."""
+        """Return the time at which a silent worker must be reported to shard 0; None if never."""
         return (
             min(self._last_seen.values(), default=0.0) + self.lease_seconds
             if self._last_seen
@@ -434,19 +445,19 @@ class FollowerMembership:
         )
 
     def incarnation_of(self, worker: int) -> int:
-        """Return the live incarnation of a worker; 0 if it is not known."""
+        """Return the incarnation of a worker's live process; 0 if the incarnation is not known."""
         return self._named.get(worker, 0)
 
     def state_of(self, worker: int) -> str:
-        """Return "live" or "left"."""
+        """Return the state of a worker's membership: "live" or "left"."""
         return "live" if worker in self._live else "left"
 
     def begin_epoch(self) -> int:
-        """Return the number of the present epoch: only shard 0 begins epochs."""
+        """Return the number of the present membership epoch: only shard 0 begins epochs."""
         return self.epoch
 
     def state_dict(self, soft: bool) -> State:
-        """Return the number of the epoch (durable), or the epoch, claims and times (soft)."""
+        """Return the number of the epoch; with `soft` also the live workers and their Hellos."""
         if not soft:
             return {"epoch": self.epoch}
         return {
@@ -458,16 +469,16 @@ class FollowerMembership:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the soft state; without it the shard has no members until shard 0's epoch."""
+        """Restore the soft state; without it, the shard has no workers until shard 0 sends some."""
         # The durable epoch number is not restored. Shard 0 announces its present epoch again, and
-        # `follow` must accept that epoch although its number may equal the saved one.
+        # `follow` must accept that epoch although its number may equal the saved number.
         if soft:
             self.epoch, self._live = state["epoch"], state["live"]
             self._named, self._claims = dict(state["named"]), dict(state["claims"])
             self._last_seen = dict(state["last_seen"])
 
     def _is_another(self, worker: int, incarnation: int) -> bool:
-        """Return whether this shard knows another incarnation of a worker than this one."""
+        """Return whether this shard knows a process of the worker with a different incarnation."""
         claim = self._claims.get(worker)
         if not incarnation:
             return False

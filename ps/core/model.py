@@ -1,4 +1,4 @@
-"""The weights of one shard, and the policies that update the weights and compute replies.
+"""The weights of one PS shard, and the policies that update the weights and compute replies.
 
 If workers reduce gradients and step among themselves, the shard only holds a copy of the weights.
 """
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32, Int64
 
-#: Key of the working memory in a policy's state, which snapshots omit.
+#: Key of the working memory in a policy's state. Snapshots omit the working memory.
 _SCRATCH = "scratch"
-#: Names of the counters of replies, and of stored copies of workers' weights.
+#: Names of the counters of replies by kind, and of stored copies of workers' weights.
 _COUNTED = ("copies", "full", "delta", "sparse", "relay", "resyncs", "mismatches")
 
 
 class ShardModel:
-    """Weights theta of one shard, with the states of weighting, server update and down codec.
+    """Weights of one PS shard, with the states of the weighting, the optimizer and the down codec.
 
     Attributes:
         theta: [n] float32 weights of this shard.
-        version: Number of updates applied so far (T).
+        version: Number T of updates that the shard has applied to its weights.
         samples: Number of examples consumed by the applied updates.
-        clock: Count of the script's own batches.
-        freezer: Copy-on-write protection of the arrays for readers in other threads. The freezer
-            is off until the shard has reader threads.
+        clock: Count of the training script's batches, for its learning rate schedules.
+        freezer: Copy-on-write protection of the shard's arrays for readers in other threads. The
+            freezer is off until the shard has reader threads.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class ShardModel:
         loss_scale: LossScale | None = None,
         clock: BatchClock | None = None,
     ) -> None:
-        """Start at version 0.
+        """Start with the initial weights as version 0.
 
         Args:
             method: The policies of the training method.
-            theta: Initial weights [n] float32; owned and updated in place.
+            theta: Initial weights [n] float32 of the shard; the model updates the array in place.
             kernels: Implementation of the array operations.
-            budget: Number of updates or examples of the run.
-            schedule: Schedule of the learning rate.
-            spec: Slices of the shard; None: the shard is one slice.
-            loss_scale: Loss scale of a script; None: the script does not scale losses.
-            clock: Count of the script's own batches; None: a new count for a single worker.
+            budget: Number of updates or examples after which the run ends.
+            schedule: Schedule of the run's learning rate.
+            spec: Slices of the model that the shard holds; None: the shard is one slice.
+            loss_scale: Loss scale of a training script; None: the script does not scale losses.
+            clock: Count of the script's batches; None: a new count for a run with one worker.
         """
         self.method, self.theta, self.kernels = method, theta, kernels
         self._offsets = spec.offsets if spec else (0, len(theta))
@@ -100,7 +100,7 @@ class ShardModel:
         self._backups = BackupWeights()
         self.freezer = Freezer()
         self._counts = dict.fromkeys(_COUNTED, 0)
-        self._seen = theta.view()  # read-only view of theta for the policies
+        self._seen = theta.view()  # read-only view of the weights theta for the policies
         self._seen.flags.writeable = False
 
     def draw_noise_with(self, secret: bytes) -> None:
@@ -108,24 +108,24 @@ class ShardModel:
         self._privacy = self.method.privacy.init(secret)
 
     def go_on_from(self, version: int, samples: int) -> None:
-        """Begin a phase of a script.
+        """Begin a phase (a further model) of a training script; version and examples continue.
 
         Args:
-            version: Number of updates in the earlier phases.
-            samples: Number of examples consumed in the earlier phases.
+            version: Number of updates in the script's earlier phases.
+            samples: Number of examples consumed in the script's earlier phases.
         """
         self.version, self.samples = version, samples
         self._weighting = self.method.weighting.init(len(self.theta), version)
 
     def continue_from(self, saved: State, same_optimizer: bool) -> list[str]:
-        """Take over the weights and counts of a saved shard that had other settings.
+        """Take over the weights and counts of a saved shard whose run had other settings.
 
-        The optimizer's saved state is restored if it has the form of the present optimizer's state.
-        The learning rate is always the present setting. Copies of the workers' weights are created
-        again when the workers pull.
+        The optimizer's saved state is restored if it has the form of the new optimizer's state.
+        The learning rate comes from the new settings. The shard's copies of the workers' weights
+        are created again when the workers pull.
 
         Args:
-            saved: Durable state that `state_dict` returned.
+            saved: Durable state of the saved model, as `state_dict` returned the state.
             same_optimizer: True if the optimizers have the same classes as in the saved state.
 
         Returns:
@@ -150,42 +150,42 @@ class ShardModel:
 
     @property
     def kind(self) -> Kind:
-        """The meaning of updates on the wire."""
+        """Kind of the updates that workers push: gradients, weight deltas, or whole weights."""
         return self.method.kind
 
     @property
     def lags(self) -> bool:
-        """Whether the workers hold newer weights than this shard."""
+        """True if the workers hold newer weights than this shard."""
         return False
 
     def in_step(self, base_version: int) -> bool:
-        """Return whether a worker at this version may push now; otherwise it must pull again."""
+        """Return whether a worker with weights of `base_version` may push without a new pull."""
         return True
 
     @property
     def learning_rate(self) -> float:
         """Learning rate of the next update, from the run's schedule or the script's optimizer.
 
-        With local steps, only the workers use this rate. With several optimizers it is the rate of
-        the first one.
+        If the method takes local steps, only the workers use this rate. If a script has several
+        optimizers, the result is the rate of the first optimizer.
         """
         rate = self._rate_of(0)
-        # Replies and status documents accept finite numbers only. No optimizer steps with this 0:
-        # `has_rate` rejects the round first.
+        # Replies and status documents accept finite numbers only. No optimizer steps with a rate
+        # of 0 from this line, because `has_rate` rejects the round first.
         return rate if math.isfinite(rate) else 0.0
 
     def has_rate(self, arrivals: Sequence[Arrival]) -> bool:
-        """Return whether a release has a finite rate, set by a script or by the schedule.
+        """Return whether a script or a schedule sets a finite learning rate for a release.
 
         Args:
-            arrivals: Updates of the release, all for the same optimizer.
+            arrivals: Updates of the release (a complete round), all for the same optimizer.
         """
         is_set = any(arrival.learning_rate is not None for arrival in arrivals)
         return is_set or math.isfinite(self._step_rate(arrivals[0].optimizer))
 
     @property
     def _fraction(self) -> float:
-        """Consumed share of the budget, from 0 to 1."""
+        """Share of the run's budget of updates or examples that is consumed, from 0 to 1."""
         return self.budget.fraction(self.version, self.samples)
 
     def _rate_of(self, optimizer: int) -> float:
@@ -197,16 +197,16 @@ class ShardModel:
 
     @property
     def schedule_counts(self) -> tuple[int, ...]:
-        """For each optimizer of a script: the count at which to read its rate schedule."""
+        """For each optimizer of a script: batch count at which to read its rate schedule."""
         server, clock, state = self.method.server, self.clock, self._server
         numbers = range(clock.num_schedules)
         return tuple(server.schedule_count(clock.batches(n), state, n) for n in numbers)
 
     def count(self, samples: int, repeats: bool = False) -> None:
-        """Count the examples of an applied update.
+        """Count the examples of an update that the shard has applied.
 
         Args:
-            samples: Number of examples of the update.
+            samples: Number of examples that the update was computed on.
             repeats: True if an earlier update has already counted the same examples.
         """
         self.samples += 0 if repeats else samples
@@ -226,11 +226,12 @@ class ShardModel:
         """Weigh, merge and apply one release; the version grows by 1 if any update is applied.
 
         Args:
-            arrivals: Updates of the release in order of worker id, all for the same optimizer.
-            oldest_base: Smallest base version that a live worker may still push from.
-            share: Number of workers in the release's group divided by all workers. It is the weight
-                of the weight changes that the scripts of these workers made themselves.
-            empty_parts: Batch parts of the workers that had no example in this release.
+            arrivals: Updates of the release (a complete round) in order of worker id, all for the
+                same optimizer.
+            oldest_base: Oldest version at which a live worker's next push may be computed.
+            share: Number of workers in the release's group divided by the number of all workers;
+                the factor of the changes that these workers' scripts made to their weights.
+            empty_parts: Parts of the script's batches that workers without an example consumed.
 
         Returns:
             The arrivals that were applied; the weighting drops arrivals that are too stale.
@@ -239,8 +240,9 @@ class ShardModel:
         number = arrivals[0].optimizer
         if rates:
             self._server = self.method.server.set_rate(rates[0], self._server, number)
-        # After an overflow no optimizer steps. The release still is a new version, which holds the
-        # scripts' own changes. As in Keras, no schedule counts the batch.
+        # After an overflow of the gradient no optimizer steps. The release is still a new version,
+        # which holds the scripts' own changes of weights. As in Keras, no learning rate schedule
+        # counts the batch.
         if self._scaler.skips(arrivals):
             self.version += 1
             changed = self._take_changes(arrivals, share)
@@ -250,7 +252,7 @@ class ShardModel:
             return list(arrivals)
         copies, held = self._backups.copies, self._copies_of(arrivals)
         context = ReleaseContext(self.version, oldest_base, self.kernels, self._seen, copies, held)
-        # The weighting may change its arrays in place; a snapshot may still be reading them.
+        # The weighting may change its arrays in place, while a snapshot still reads the arrays.
         for array in _arrays(self._weighting):
             self.freezer.before_change(array)
         weighed, self._weighting = self.method.weighting.weigh(arrivals, context, self._weighting)
@@ -263,7 +265,7 @@ class ShardModel:
         )
         changed = self._take_changes(weighed, share)
         lone = self._lone(arrivals)
-        # With privacy noise (`merged` is not `mean`) workers cannot repeat the update.
+        # If privacy noise was added (`merged` is not `mean`), workers cannot repeat the update.
         relayed = self._relayed(arrivals, weighed, number) if merged is mean else None
         before = own_entries.values_at(lone, self.theta)
         self._before_step(merged, number)
@@ -279,8 +281,8 @@ class ShardModel:
         self.version += 1
         self.clock.count(sum(arrival.batch_parts for arrival in weighed) + empty_parts, number)
         known = own_entries.find(lone, before, self._seen, self.version)
-        # `known` are the entries that a plain float32 addition reproduces bit for bit. If any
-        # pushed entry is missing, a worker that repeats the round would get other bits.
+        # `known` holds the entries that a plain float32 addition reproduces bit for bit. If `known`
+        # lacks a pushed entry, a worker that repeats the round would get other bits than the shard.
         if known is not None and lone is not None and len(known.indices) < len(lone.update.values):
             relayed = None
         if changed is None or len(changed):
@@ -292,14 +294,14 @@ class ShardModel:
         return weighed
 
     def _before_step(self, merged: Update, optimizer: int) -> None:
-        """Announce the step to the freezer, so that readers get the values of before the step."""
+        """Announce an optimizer step to the freezer, so that readers get the values before it."""
         server = self.method.server
         self.freezer.before_change(self.theta, merged.indices if server.keeps_sparse else None)
         for array in server.changing(self._server, optimizer):
             self.freezer.before_change(array)
 
     def _take_changes(self, arrivals: Sequence[Arrival], share: float) -> Int64 | None:
-        """Add the changes that scripts have made to their weights, before an optimizer steps.
+        """Add the changes that scripts made to their weights themselves, before the optimizer step.
 
         Returns:
             Indices of the changed entries, in ascending order; None: any entry may have changed.
@@ -307,9 +309,10 @@ class ShardModel:
         nothing = Update(np.empty(0, np.int64), np.empty(0, np.float32))
         if all(arrival.change is None for arrival in arrivals):
             return nothing.indices
-        # All scripts of a run make the same change, so it must be added only once in total. The
-        # aggregate over a group is weighted with the group's share of all workers. The shares add
-        # up to 1, both for one round of all workers and for one release for each worker.
+        # All scripts of a run make the same change of weights, so the shard must add the change
+        # only once in total. The aggregate over a group is weighted with the group's share of all
+        # workers. The shares of all releases add up to 1, both if one release holds all workers
+        # and if each worker has its own release.
         stepped = [arrival for arrival in arrivals if arrival.samples or arrival.change is not None]
         changes = [arrival.change or nothing for arrival in stepped]
         merged = self.method.aggregate.merge(changes, len(self.theta))
@@ -319,9 +322,9 @@ class ShardModel:
         return merged.indices
 
     def _lone(self, arrivals: Sequence[Arrival]) -> Arrival | None:
-        """Return the single arrival of a release, if its worker can add its own update itself.
+        """Return a release's single arrival if its worker can add its update to its weights itself.
 
-        The reply to that worker may omit the entries of the update. None: no entries are omitted.
+        The reply to that worker may omit the entries of the update. None: the reply omits no entry.
         """
         method = self.method
         can_add = method.down_codec.omits_own_entries and method.router.delivers_all
@@ -333,9 +336,9 @@ class ShardModel:
     def _relayed(
         self, arrivals: Sequence[Arrival], kept: Sequence[Arrival], optimizer: int
     ) -> RelayedRound | None:
-        """Return a release in a form that workers can repeat bit for bit; None: they cannot."""
-        # Workers get the shard's bits only if the shard does nothing but subtract one factor times
-        # the plain mean of the updates as received, with numpy kernels, which workers have too.
+        """Return a release in a form that workers can repeat; None if no worker could repeat it."""
+        # Workers get the same bits as the shard only if the shard subtracts one factor times the
+        # plain mean of the updates as received, with numpy kernels, which workers also have.
         method = self.method
         can = method.down_codec.relays and method.router.delivers_all
         if not (can and self.kernels.name == "numpy" and isinstance(method.aggregate, Mean)):
@@ -351,10 +354,10 @@ class ShardModel:
         return None if factor is None else RelayedRound(tuple(updates), float(np.float32(factor)))
 
     def take(self, update: Update) -> None:
-        """Overwrite the weights [n] with a copy that a worker has sent; the version stays.
+        """Overwrite the weights [n] with a copy that a worker has sent; the version is unchanged.
 
         Raises:
-            ValueError: The workers of this method send updates, not whole weights.
+            ValueError: The workers of this training method send updates, not whole weights.
         """
         raise ValueError(
             f"a push holds {len(update.values)} whole weights and no update; only a method whose "
@@ -362,11 +365,11 @@ class ShardModel:
         )
 
     def sharing_key(self, request: ModelRequest) -> Hashable:
-        """Return a key; requests with equal keys may be answered with the same arrays."""
+        """Return a request's key. Requests with equal keys may get replies with the same arrays."""
         return self.method.down_codec.sharing_key(request, self._down)
 
     def gather(self, request: ModelRequest) -> ModelReply:
-        """Return the reply to a request; the arrays do not change with the shard's arrays."""
+        """Return the reply to a worker's request; later updates do not change its arrays."""
         freezer = self.freezer
         view = ShardView(
             *(self._seen, self.version, self.kernels, self._offsets),
@@ -383,15 +386,19 @@ class ShardModel:
         self._counts["resyncs"] += reply.is_resync
         if not self.method.weighting.needs_copies:
             return
-        # Without a replica of the down codec the reply makes the worker's weights equal to theta.
-        # With a replica no backup is needed, because the replica holds the worker's weights.
+        # If the down codec has no replica (a copy of the worker's weights), the reply makes the
+        # worker's weights equal to theta, so theta is stored as the backup. If it has a replica, no
+        # backup is needed, because the replica holds the worker's weights.
         if self._copy_of(worker, reply.version) is None:
             self._backups.record(worker, reply.version, self.theta)
         else:
             self._backups.forget(worker)
 
     def verify(self, worker: int, base_version: int, checksum: int) -> None:
-        """Compare a worker's checksum with its replica; after a mismatch, resend all weights."""
+        """Compare a worker's checksum of its weights with the replica on the shard.
+
+        If the checksums differ, the replica is dropped, and the next reply sends all weights.
+        """
         copy = self._copy_of(worker, base_version)
         if copy is None or replicas.checksum([copy]) == checksum:
             return
@@ -400,7 +407,7 @@ class ShardModel:
         self._down = self.method.down_codec.forget(worker, self._down)
 
     def forget(self, worker: int) -> None:
-        """Drop the copies of a worker that has left."""
+        """Drop the shard's copies of the weights of a worker that has left."""
         self._backups.forget(worker)
         self._down = self.method.down_codec.forget(worker, self._down)
 
@@ -408,7 +415,7 @@ class ShardModel:
         return self.method.down_codec.replica_of(worker, base_version, self._down)
 
     def _copies_of(self, arrivals: Sequence[Arrival]) -> dict[int, Float32]:
-        """Return worker -> replica [n], if the weighting needs it and replies were partial."""
+        """Return worker -> copy [n] of its weights, if the weighting needs copies; else {}."""
         if not self.method.weighting.needs_copies:
             return {}
         replicas_by_worker = {
@@ -418,50 +425,53 @@ class ShardModel:
         return {worker: held for worker, held in replicas_by_worker.items() if held is not None}
 
     def memory(self) -> dict[str, int]:
-        """Return the weighting's memory: number of dense copies, and bytes of all its state."""
+        """Return the weighting's memory: number of weight copies, and bytes of its state."""
         num_bytes = self._backups.num_bytes + _num_bytes(self._weighting)
         return {"copies": len(self._backups.copies), "bytes": num_bytes}
 
     def down_summary(self) -> dict[str, int]:
-        """Return the down codec's counters, and the bytes of its state.
+        """Return the down codec's counters, and the size of its state in bytes.
 
-        ``copies`` is the largest number of dense replicas at any time; ``bytes`` counts that many.
-        ``full``, ``delta``, ``sparse`` and ``relay`` count replies by kind. ``mismatches`` counts
-        wrong checksums. ``resyncs`` counts whole models sent after a mismatch, or to a worker with
-        known weights.
+        ``copies`` is the largest number of replicas (dense copies of workers' weights) at any time;
+        ``bytes`` is the size of the state with this number of replicas. ``full``, ``delta``,
+        ``sparse`` and ``relay`` count replies by kind. ``mismatches`` counts wrong checksums.
+        ``resyncs`` counts whole models sent after a mismatch, or to a worker whose weights the
+        shard knows.
         """
         num_replicas = len(self._down.get("replicas", ()))
         dropped_bytes = (self._counts["copies"] - num_replicas) * self.theta.nbytes
         return {"bytes": _num_bytes(self._down) + dropped_bytes, **self._counts}
 
     def slots(self) -> list[OptimizerState]:
-        """Return copies of each optimizer's state; [] if no script has compiled an optimizer."""
+        """Return copies of the states of the script's optimizers; [] if it has no optimizer."""
         states = enumerate(self.method.server.slots(self._server))
         return [OptimizerState(slots, self._rate_of(number)) for number, slots in states]
 
     def scale_slots(self) -> list[Slot]:
-        """Return the slots of the script's LossScaleOptimizer, without the scale."""
+        """Return the slots of the script's LossScaleOptimizer, except its loss scale."""
         return self._scaler.slots()
 
     def whole(self) -> Update:
-        """Return a frozen copy of all weights, which later updates do not change."""
+        """Return a frozen copy of all weights of the shard, which later updates do not change."""
         return Update(None, self.freezer.freeze(self.theta))
 
     def _kept(self, array: Float32) -> Any:
-        """Return a frozen array that replaces a copy of weights."""
-        # Readers are registered for theta itself, not for the read-only view that policies get.
+        """Return a frozen array that a down codec keeps instead of a copy of the weights."""
+        # The freezer registers readers of theta itself, not of the read-only view that policies
+        # receive.
         return self.freezer.freeze(self.theta if array is self._seen else array)
 
     def state_dict(self, soft: bool) -> State:
-        """Return the durable state, with copies of the arrays, or the soft state.
+        """Return the model's durable state with copied arrays, or with `soft` its soft state.
 
         The durable state holds the weights and the states of the policies. The soft state holds the
-        last replies and the entries that workers add themselves; these arrays never change.
+        last replies and the entries that workers add themselves; the arrays in the soft state never
+        change.
         """
         return _of_workers(self._down) if soft else self._durable_state(copied)
 
     def snapshot(self) -> State:
-        """Return the durable state for another thread; large arrays are frozen, not copied."""
+        """Return the model's durable state for another thread, with large arrays frozen."""
         return self._durable_state(self.freezer.freeze)
 
     def _durable_state(self, keep: Keep) -> State:
@@ -480,7 +490,7 @@ class ShardModel:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the state that `state_dict` returned."""
+        """Restore the model's state that `state_dict` returned."""
         if soft:
             _take_back(self._down, state)
             return
@@ -498,7 +508,7 @@ class ShardModel:
 
 
 def have_one_form(one: Any, other: Any) -> bool:
-    """Return whether two states have the same keys, and arrays of the same shapes, at any depth.
+    """Return whether two saved states have the same keys and array shapes, at any depth.
 
     >>> have_one_form({"steps": 3, "slots": {}}, {"steps": 0, "slots": {}})
     True
@@ -516,7 +526,7 @@ def have_one_form(one: Any, other: Any) -> bool:
 
 
 def without_set_rate(state: Any) -> Any:
-    """Return an optimizer's saved state without learning rates that a script has set."""
+    """Return an optimizer's saved state without the learning rates that a script has set."""
     if not isinstance(state, dict):
         return state
     return {
@@ -525,7 +535,7 @@ def without_set_rate(state: Any) -> Any:
 
 
 def _durable(state: Any, keep: Keep) -> Any:
-    """Return the durable part of a state: all of it except the working memory, at any depth."""
+    """Return the durable part of a policy's state: all entries except the working memory."""
     if isinstance(state, dict):
         return {key: _durable(value, keep) for key, value in state.items() if key != _SCRATCH}
     if isinstance(state, (list, tuple)):
@@ -534,7 +544,7 @@ def _durable(state: Any, keep: Keep) -> Any:
 
 
 def _of_workers(state: State) -> State:
-    """Return the dicts in the working memory, which affect replies; plain buffers do not."""
+    """Return the dicts in a policy's working memory: they affect replies, and arrays do not."""
     memory: State = {}
     for key, value in state.items():
         if key == _SCRATCH:
@@ -545,7 +555,7 @@ def _of_workers(state: State) -> State:
 
 
 def _take_back(state: State, saved: State) -> None:
-    """Copy a saved state into a new state in place; keep the new state's working memory."""
+    """Copy a saved policy state into a new state in place; keep the new state's working memory."""
     for key, value in saved.items():
         if isinstance(value, dict) and isinstance(state.get(key), dict):
             _take_back(state[key], value)
@@ -554,12 +564,11 @@ def _take_back(state: State, saved: State) -> None:
 
 
 def _num_bytes(state: Any) -> int:
-    """Return the bytes of all arrays in a policy's state."""
     return sum(array.nbytes for array in _arrays(state))
 
 
 def _arrays(state: Any) -> Iterator[NDArray[Any]]:
-    """Yield all arrays in a policy's state."""
+    """Yield all arrays in a policy's state, at any depth."""
     if isinstance(state, np.ndarray):
         yield state
     parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
@@ -570,9 +579,9 @@ def _arrays(state: Any) -> Iterator[NDArray[Any]]:
 class CollectiveShardModel(ShardModel):
     """The model of a shard whose workers reduce gradients and step among themselves.
 
-    Each round is one version. One push of a round may hold the new weights; if no push does, the
-    workers hold newer weights than the shard. A worker that pulls without weights gets the shard's
-    copy, and requests newer weights from the other workers.
+    Each round of the workers is one version. One push of a round may hold the new weights. If no
+    push of a round holds them, the workers have newer weights than the shard. A worker without
+    weights pulls the shard's copy, and requests newer weights from the other workers.
     """
 
     def __init__(
@@ -586,33 +595,34 @@ class CollectiveShardModel(ShardModel):
         loss_scale: LossScale | None = None,
         clock: BatchClock | None = None,
     ) -> None:
-        """Start at version 0, with the arguments of ShardModel."""
-        # The workers' optimizers step. A default server optimizer needs no state on the shard.
+        """Start at version 0, with the same arguments as ShardModel."""
+        # The workers' own optimizers step. The default server optimizer needs no state on the
+        # shard.
         idle = dataclasses.replace(method, server=OptimizerUpdate())
         super().__init__(idle, theta, kernels, budget, schedule, spec, loss_scale, clock)
-        self._copied_version = 0  # version of the weights in theta
+        self._copied_version = 0  # version of the copied weights in theta
 
     def go_on_from(self, version: int, samples: int) -> None:
-        """Begin a phase with weights of the present version."""
+        """Begin a phase (a further model) of a script, with weights of the given version."""
         super().go_on_from(version, samples)
         self._copied_version = version
 
     @property
     def kind(self) -> Kind:
-        """Updates hold whole weights or no values."""
+        """Kind of the workers' updates: whole weights, or no values."""
         return Kind.VALUES
 
     @property
     def lags(self) -> bool:
-        """Whether the shard's copy of the weights is older than its version."""
+        """True if the shard's copy of the weights is older than the workers' newest version."""
         return self._copied_version < self.version
 
     def in_step(self, base_version: int) -> bool:
-        """Return whether a worker took part in the last round; else it must pull first."""
+        """Return whether a worker took part in the last round and may push before its next pull."""
         return base_version == self.version
 
     def has_rate(self, arrivals: Sequence[Arrival]) -> bool:
-        """Return True: the workers' optimizers have their own rates."""
+        """Return True, because the optimizers on the workers have their own learning rates."""
         return True
 
     def apply(
@@ -622,7 +632,7 @@ class CollectiveShardModel(ShardModel):
         share: float = 1.0,
         empty_parts: int = 0,
     ) -> list[Arrival]:
-        """Count one round, and copy the weights if a push of the round holds them."""
+        """Count one round of the workers; copy the new weights if a push of the round has them."""
         self.version += 1
         self.clock.count(sum(arrival.batch_parts for arrival in arrivals) + empty_parts)
         for arrival in arrivals:
@@ -630,25 +640,25 @@ class CollectiveShardModel(ShardModel):
         return list(arrivals)
 
     def take(self, update: Update) -> None:
-        """Copy whole weights as the present version's weights; a sparse update holds none."""
+        """Copy an update's whole weights as the present version; ignore a sparse update."""
         if update.indices is None:
             self.freezer.before_change(self.theta)
             np.copyto(self.theta, update.values)
             self._copied_version = self.version
 
     def gather(self, request: ModelRequest) -> ModelReply:
-        """Return all weights for a worker without weights, and an empty reply for any other."""
+        """Return a reply with all weights for a worker without weights, else an empty reply."""
         if request.base_version is None:
             return ModelReply(Operation.FULL, self.whole(), self.version, "full")
         nothing = Update(np.empty(0, np.int64), np.empty(0, np.float32))
         return ModelReply(Operation.NONE, nothing, self.version, "delta")
 
     def state_dict(self, soft: bool) -> State:
-        """Return the durable state, or with `soft` the version of the copied weights."""
+        """Return the model's durable state, or with `soft` the version of the copied weights."""
         return {"copied_version": self._copied_version} if soft else super().state_dict(soft)
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore a saved state; without the soft state the copy counts as up to date."""
+        """Restore the model's state; the durable state counts the copy of weights as up to date."""
         if soft:
             self._copied_version = state["copied_version"]
             return
@@ -657,7 +667,7 @@ class CollectiveShardModel(ShardModel):
 
 
 def model_for(method: Method, theta: Float32, kernels: Kernels, config: CoreConfig) -> ShardModel:
-    """Return a ShardModel, or a CollectiveShardModel if the workers step among themselves."""
+    """Return the shard's model: a CollectiveShardModel if workers step, else a ShardModel."""
     model_type = ShardModel if method.collective == THROUGH_PS else CollectiveShardModel
     return model_type(
         method,

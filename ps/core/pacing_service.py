@@ -1,4 +1,4 @@
-"""The state server of a querying pacer (ESync) on shard 0: decides which worker pushes now."""
+"""State server of a querying pacer (ESync) on shard 0, which decides which worker pushes now."""
 
 from __future__ import annotations
 
@@ -11,27 +11,32 @@ from thinwire.ps.core import events
 
 
 class PacingService:
-    """Holds the records of the workers' speeds; does nothing for a pacer that never queries.
+    """Holds records of the workers' speeds for a pacer; does nothing if the pacer never queries.
 
-    The records are soft state: after a restart the next reports of the workers rebuild them.
+    A restart may lose the records of the workers' speeds. The next reports of the workers then
+    rebuild the records.
     """
 
     def __init__(self, pacer: Pacer) -> None:
-        """Start without records."""
+        """Start without records of the workers' speeds."""
         self._pacer = pacer if isinstance(pacer, QueryingPacer) else None
         self._records: State = {} if self._pacer is None else self._pacer.init()
-        self._last: tuple[int, State] = (0, {})  # number of records, and summary, at the peak
+        # Largest number of speed records so far, and the pacer's summary of these records.
+        self._last: tuple[int, State] = (0, {})
 
     def report(
         self, query: events.Query, members: Sequence[int], over: bool, now: float
     ) -> events.Answer | None:
-        """Record a worker's report and return the answer; None for a report that begins a round.
+        """Record a worker's query about its local steps; return the answer.
 
         Args:
-            query: Query of the worker.
-            members: Ids of the live workers of the worker's group.
-            over: True if the run is ending: the answer is then always to push.
+            query: Query of the worker: whether to push now or take another local step.
+            members: Ids of the live workers in the worker's group.
+            over: True if the run is ending. The answer to every worker is then to push.
             now: Current time of this shard's clock, in seconds.
+
+        Returns:
+            The answer to the worker; None if the query only reports that the worker begins a round.
         """
         ready = over
         if self._pacer is not None:
@@ -56,33 +61,33 @@ class PacingService:
             self._records = self._pacer.pushed(worker, self._records)
 
     def released(self, workers: Sequence[int]) -> None:
-        """Record that the round of these workers is over."""
+        """Record that the round of these workers is complete and merged."""
         if self._pacer is not None:
             self._records = self._pacer.released(workers, self._records)
 
     def left(self, worker: int) -> None:
-        """Remove the records of a worker that has left."""
+        """Remove the speed records of a worker that has left the run."""
         if self._pacer is None:
             return
         size = len(self._records["records"])
-        # All workers leave at the end of a run, before the summary is written. The summary of the
-        # largest number of records is stored here for that moment.
+        # All workers leave at the end of a run, before the run's summary is written. So store the
+        # pacer's summary of the moment with the most records.
         if size >= self._last[0]:
             self._last = size, self._pacer.summary(self._records)
         self._records = self._pacer.left(worker, self._records)
 
     def summary(self) -> dict[str, Any]:
-        """Return {name: block} for the run's summary; {} for a pacer that never queries."""
+        """Return {pacer's name: figures} for the run's summary; {} if the pacer never queries."""
         if self._pacer is None:
             return {}
         known = self._pacer.summary(self._records) if self._records["records"] else self._last[1]
         return {self._pacer.summary_name: known}
 
     def state_dict(self, soft: bool) -> State:
-        """Return the records as soft state; the durable state is empty."""
+        """Return the records of speeds with `soft`; a checkpoint (`soft` False) holds none."""
         return {"records": self._records, "last": self._last} if soft else {}
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the state that `state_dict` returned."""
+        """Restore the records of speeds that `state_dict` returned."""
         if soft:
             self._records, self._last = state["records"], state["last"]

@@ -1,4 +1,4 @@
-"""Refuses pushes that are too large, and quarantines workers after repeated offences."""
+"""Refuses workers' pushes that are too large, and quarantines workers after repeated refusals."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from thinwire.ps.core import events
 
 
 class UpdateGuard:
-    """Compares norm and largest magnitude of each push with the norms and peaks of earlier ones."""
+    """Compares the norm and the largest magnitude of each push with limits from earlier pushes."""
 
     def __init__(self, guards: Guards) -> None:
-        """Start without accepted pushes."""
+        """Start without norms and magnitudes of earlier pushes."""
         self._policy = guards
         self._sizes = guards.init()
-        self._waiting: dict[int, float] = {}  # worker -> norm of its push that waits for its round
-        self._refused: dict[int, int] = {}  # worker -> step of its newest outlier
+        # Worker -> L2 norm of its push that waits for its round.
+        self._waiting: dict[int, float] = {}
+        self._refused: dict[int, int] = {}  # worker -> step of its newest push that was too large
 
     def check(self, push: events.Push) -> str | None:
         """Return a message that explains why a push is too large; None if the push is accepted."""
@@ -55,33 +56,33 @@ class UpdateGuard:
 
     @property
     def has_ever_refused(self) -> bool:
-        """Whether the guard has refused any push for its size."""
+        """True if the guard has refused any push as too large."""
         return bool(self._refused)
 
     def has_refused(self, worker: int, step: int) -> bool:
-        """Return whether the guard has refused this push for its size."""
+        """Return whether the guard has refused a worker's push of this step as too large."""
         return self._refused.get(worker) == step
 
     def applied(self, worker: int) -> None:
-        """Record the norm of a worker's push that was applied."""
+        """Record that a worker's push was applied, so that its norm counts for the norm limit."""
         # Only norms of applied pushes count for the limit. A push that is accepted and later
-        # dropped must not change the limit for other workers.
+        # dropped must not change the limit for the pushes of other workers.
         norm = self._waiting.pop(worker, None)
         if norm is not None:
             self._sizes = self._policy.record(norm, self._sizes)
 
     def median(self) -> float | None:
-        """Return the median norm of the newest applied pushes; None before the first one."""
+        """Return the median norm of the newest applied pushes; None if no push was applied yet."""
         return self._policy.median(self._sizes)
 
     def state_dict(self, soft: bool) -> State:
-        """Return norms and refused steps (durable), or norms of pushes in progress (soft)."""
+        """Return norms and refused steps; with `soft` the norms of pushes that wait for a round."""
         if soft:
             return {"waiting": dict(self._waiting)}
         return {**self._sizes, "refused": _with_text_keys(self._refused)}
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the state that `state_dict` returned."""
+        """Restore the norms and refused steps that `state_dict` returned."""
         if soft:
             self._waiting = dict(state["waiting"])
             return
@@ -91,25 +92,27 @@ class UpdateGuard:
 
 
 class Quarantine:
-    """Counts refused pushes, and excludes a worker for a term after too many offences.
+    """Counts refused pushes, and excludes a worker for a term (a time) after too many offences.
 
     The quarantine has its own clock, which counts the seconds in which this shard ran, summed over
     all restarts. A term therefore continues after a restart with its remaining seconds.
     """
 
     def __init__(self, guards: Guards) -> None:
-        """Start without offences."""
+        """Start without recorded offences of workers."""
         self._policy = guards
         self._offences: dict[int, list[float]] = {}  # worker -> times of its recent offences
-        self._terms: dict[int, int] = {}  # worker -> number of its terms so far
-        self._until: dict[int, float] = {}  # worker -> end of its term
-        self._counts: dict[str, collections.Counter[int]] = {}  # reason -> worker -> pushes
-        self._seconds = 0.0  # present time of this clock
-        self._started: float | None = None  # time of the shard's clock at 0 s of this clock
+        self._terms: dict[int, int] = {}  # worker -> number of its quarantine terms so far
+        self._until: dict[int, float] = {}  # worker -> end of its quarantine term
+        # Reason of refusal -> worker -> number of refused pushes.
+        self._counts: dict[str, collections.Counter[int]] = {}
+        self._seconds = 0.0  # present time of the quarantine's clock
+        # Time of the shard's clock at which the quarantine's clock was 0; None: not started.
+        self._started: float | None = None
 
     @property
     def is_on(self) -> bool:
-        """Whether the run quarantines workers (--quarantine_after)."""
+        """True if the run quarantines workers (--quarantine_after)."""
         return bool(self._policy.quarantine_after)
 
     def elapse(self, now: float) -> None:
@@ -121,11 +124,11 @@ class Quarantine:
         self._seconds = now - self._started
 
     def record(self, worker: int, reason: str) -> None:
-        """Count a refused push of a worker."""
+        """Count a refused push of a worker by the reason of the refusal."""
         self._counts.setdefault(reason, collections.Counter())[worker] += 1
 
     def offend(self, worker: int) -> bool:
-        """Record an offence of a member; return whether to quarantine the worker now."""
+        """Record an offence (a refused push); return whether to quarantine the worker now."""
         if not self.is_on:
             return False
         recent = self._offences.setdefault(worker, [])
@@ -135,14 +138,14 @@ class Quarantine:
         return len(recent) >= self._policy.quarantine_after
 
     def expel(self, worker: int) -> None:
-        """Begin a worker's term; clear its offences and count the term."""
+        """Begin a worker's quarantine term; clear the worker's offences and count the term."""
         times = self._terms.get(worker, 0)
         self._until[worker] = self._seconds + self._policy.term_seconds(times)
         self._terms[worker] = times + 1
         self._offences.pop(worker, None)
 
     def seconds_left(self, worker: int) -> float:
-        """Return the remaining seconds of a worker's term; 0 if the worker may join."""
+        """Return the remaining seconds of a worker's quarantine; 0 if the worker may join."""
         if worker not in self._until:
             return 0.0
         remaining = self._until[worker] - self._seconds
@@ -152,12 +155,12 @@ class Quarantine:
         return 0.0
 
     def summary(self) -> dict[str, Any]:
-        """Return the refused pushes by reason and worker, and the number of terms by worker."""
+        """Return refused pushes by reason and worker, and quarantine terms by worker."""
         refused = {reason: _with_text_keys(count) for reason, count in sorted(self._counts.items())}
         return {"refused": refused, "quarantines": _with_text_keys(self._terms)}
 
     def state_dict(self, soft: bool) -> State:
-        """Return offences, terms and counts (durable), or the clock's start (soft)."""
+        """Return the workers' offences, terms and refusals; with `soft` the clock's start."""
         if soft:
             return {"started": self._started}
         return {
@@ -169,7 +172,7 @@ class Quarantine:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the state that `state_dict` returned."""
+        """Restore the offences, terms and refusals that `state_dict` returned."""
         if soft:
             self._started = state["started"]
             return
@@ -188,7 +191,7 @@ def _same(value: Any) -> Any:
 
 
 def _with_text_keys(table: dict[int, Any], copy: Callable[[Any], Any] = _same) -> dict[str, Any]:
-    """Return a table with the worker ids as text, because JSON objects have only text keys."""
+    """Return a table by worker with the ids as text, because JSON objects have only text keys."""
     return {str(worker): copy(value) for worker, value in sorted(table.items())}
 
 

@@ -1,4 +1,4 @@
-"""Refusals of a shard's core; a message states the event, the expected value and the remedy."""
+"""Refusals that a PS shard's core sends to workers, each with its cause and the remedy."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ import dataclasses
 from thinwire.ps.core.events import Failed, Join, Pull, Push, Reject
 from thinwire.ps.core.membership import IdHolder
 
-#: Reason in the run's summary: the push was too large.
+#: Reason of a rejected push in the run's summary: the push was too large.
 OUTLIER = "outlier"
-#: Reason in the run's summary: the core raised an exception over the push.
+#: Reason of a rejected push in the run's summary: the core raised an exception over the push.
 FAULT = "fault"
-#: Reason in the run's summary: the schedule of the script's optimizer has no finite rate.
+#: Reason of a rejected push in the run's summary: the learning rate schedule of the script's
+#: optimizer returned a rate that is not finite.
 NO_RATE = "no_rate"
 
 
 def id_out_of_range(join: Join, nb_workers: int, epoch: int) -> Reject:
-    """Refuse a worker id that is out of the run's range."""
+    """Refuse the Hello of a worker whose id is not 1..nb_workers."""
     message = f"--id_worker={join.worker}: this run has workers 1..{nb_workers} (--nb_workers)."
     return Reject(join.worker, join.incarnation, "ID_RANGE", message, 0, epoch)
 
 
 def id_taken(join: Join, holder: IdHolder, epoch: int) -> Reject:
-    """Refuse a second live worker with the same id, naming the address of the first worker.
+    """Refuse the Hello of a second live worker with one id; name the first worker's address.
 
-    A silent holder may have died, so the message then states when to try again.
+    If the first worker is silent, it may have died. The message then states when to try again.
     """
     message = f"--id_worker={join.worker} is held by a live worker at {holder.peer}; "
     if holder.retry_after_seconds:
@@ -41,7 +42,7 @@ def id_taken(join: Join, holder: IdHolder, epoch: int) -> Reject:
 def not_member(
     worker: int, incarnation: int, step: int, epoch: int, is_notice: bool = False
 ) -> Reject:
-    """Refuse a push (or, with step 0, a pull) of a worker that is not a member of the run."""
+    """Refuse a push (with step 0: a pull) of a worker that is not a member of the run."""
     message = (
         "this worker is not a member of the run; its lease may have run out. Send Hello again."
     )
@@ -49,7 +50,7 @@ def not_member(
 
 
 def outlier(push: Push, why: str, epoch: int) -> Reject:
-    """Refuse an update that is too large; the worker pulls the model and continues."""
+    """Refuse an update that is too large; the worker then pulls the model and continues."""
     message = f"the update of step {push.step} is an outlier: {why}; it was not applied."
     return Reject(push.worker, push.incarnation, "OUTLIER", message, push.step, epoch)
 
@@ -67,7 +68,7 @@ def other_optimizer(push: Push, differing: tuple[Push, Push], epoch: int) -> Rej
 
 
 def quarantined(event: Join | Pull | Push, step: int, seconds: float, epoch: int) -> Reject:
-    """Refuse a worker in quarantine; the worker may send Hello again after its term."""
+    """Refuse a worker in quarantine; the worker may send Hello again after `seconds`."""
     message = (
         f"worker {event.worker} is in quarantine for its offences (--quarantine_after); it "
         f"may join again in {seconds:.3g} s."
@@ -77,7 +78,7 @@ def quarantined(event: Join | Pull | Push, step: int, seconds: float, epoch: int
 
 
 def stale_generation(push: Push, version: int, generation: int, epoch: int) -> Reject:
-    """Refuse an update that was computed at weights which this shard has lost or never had."""
+    """Refuse an update that was computed at weights that this shard has lost or never had."""
     message = (
         f"the update was computed at version {push.base_version} of generation {push.generation}; "
         f"this shard is at version {version} of generation {generation}. Pull again."
@@ -86,9 +87,9 @@ def stale_generation(push: Push, version: int, generation: int, epoch: int) -> R
 
 
 def stale_epoch(push: Push, epoch: int) -> Reject:
-    """Refuse a push that names an epoch before its group's last change, or an unknown epoch.
+    """Refuse a push that names an unknown membership epoch, or one before its group's last change.
 
-    The worker may send the push again immediately, with the present epoch.
+    The worker may send the push again immediately, with the present membership epoch.
     """
     message = (
         f"the push names membership epoch {push.epoch}, which does not fit the last change of the "
@@ -98,7 +99,7 @@ def stale_epoch(push: Push, epoch: int) -> Reject:
 
 
 def fault(event: Failed, incarnation: int, epoch: int) -> Reject:
-    """Refuse an event that the core could not handle; the sender may send Hello again."""
+    """Refuse an event on which the core raised an exception; its worker may send Hello again."""
     message = (
         f"this shard could not handle a message of worker {event.worker} ({event.cause}), and has "
         "expelled the worker. This is a bug of the shard. Send Hello again, and report the bug "

@@ -1,11 +1,11 @@
-"""Changes of the groups during a run, from measured speeds, consistently on all shards.
+"""Changes the worker groups during a run, by measured speeds, consistently on all shards.
 
 Shard 0 (RegroupPlanner) measures the time from a reply to a worker's next push and proposes groups.
-It then holds back each worker that has finished a round, and changes the groups when no worker is
-computing. The following shards (RegroupFollower) receive the groups with the last step of each
-worker in the old groups. They release the pushes up to these steps in the old groups, and defer
-later pushes until they have changed the groups too. A push is thus merged with the pushes of the
-same workers on every shard.
+Shard 0 then holds back each worker that has finished a round, and changes the groups when no worker
+is computing. All other shards (RegroupFollower) receive the new groups with the last step of each
+worker in the old groups. These shards merge the pushes up to these steps in the old groups, and
+defer later pushes until they have changed the groups too. A push is thus merged with the pushes of
+the same workers on every shard.
 """
 
 from __future__ import annotations
@@ -27,69 +27,74 @@ from thinwire.ops.sync.groups import (
 from thinwire.ops.types import State
 from thinwire.ps.core import events
 
-#: A worker's speed is the median of at most this many of its newest cycles (reply to next push).
+#: Largest number of a worker's newest cycles (from a reply to the next push) that determine its
+#: speed. The speed is the median over these cycles.
 _CYCLES = 8
-#: With fewer cycles than this a worker has no measured speed.
+#: Smallest number of measured cycles (from a reply to the next push) that gives a worker a speed.
 _LEAST_CYCLES = 3
-#: Number of comparisons of the speeds in one regroup interval.
+#: Number of times per regroup interval that shard 0 compares the workers' speeds.
 _LOOKS_PER_INTERVAL = 10
-#: Number of consecutive comparisons that must propose the same groups before the groups change.
+#: Number of consecutive comparisons of speeds that must propose the same groups before shard 0
+#: changes the groups.
 _LEAST_LOOKS = 3
 
 
 class RegroupPlanner:
-    """Measures speeds and plans the groups, on shard 0; idle if the run has fixed groups.
+    """Measures workers' speeds and plans the groups on shard 0; idle if the run has fixed groups.
 
     Attributes:
-        formed: Newest groups formed, which the epochs announce; None: the groups of the start.
-        num_formed: Number of changes of the groups.
+        formed: Newest groups formed during the run, which the membership epochs announce; None: the
+            groups of the run's start are in force.
+        num_formed: Number of times that shard 0 has changed the groups.
         speeds_found: Worker -> samples per second, from which the newest groups were formed.
     """
 
     def __init__(self, auto: AutoGroups | None, nb_workers: int) -> None:
-        """Start without measurements.
+        """Start without measurements of workers' speeds.
 
         Args:
             auto: Settings of groups by measured speed; None if the run has fixed groups.
-            nb_workers: Number of workers.
+            nb_workers: Number of workers in the run.
         """
         self._auto, self._nb_workers = auto, nb_workers
-        self._replied_at: dict[int, float] = {}  # worker -> time of its reply, while it computes
-        self._paces: dict[int, collections.deque[float]] = {}  # worker -> seconds per sample
-        self._look_at = 0.0  # time of the next comparison
-        self._proposed: tuple[Groups, int] = ((), 0)  # groups, number of consecutive proposals
-        self._target: Groups | None = None  # groups to form when no worker is computing
+        self._replied_at: dict[int, float] = {}  # computing worker -> time of the reply to it
+        self._paces: dict[int, collections.deque[float]] = {}  # worker -> newest seconds per sample
+        self._look_at = 0.0  # time of the next comparison of the workers' speeds
+        # Newest proposed groups, and number of consecutive comparisons that proposed them.
+        self._proposed: tuple[Groups, int] = ((), 0)
+        self._target: Groups | None = None  # planned groups, formed when no worker computes
         self.formed: events.GroupAssignment | None = None
         self.num_formed = 0
         self.speeds_found: Mapping[int, float] = {}
 
     @property
     def is_on(self) -> bool:
-        """Whether the run forms its groups from measured speeds."""
+        """True if the run forms its worker groups from measured speeds."""
         return self._auto is not None
 
     @property
     def has_target(self) -> bool:
-        """Whether groups are to be formed when no worker is computing."""
+        """True if shard 0 will form new groups when no worker is computing."""
         return self._target is not None
 
     # -- measuring --------------------------------------------------------------------------
 
     def replied(self, worker: int, step: int, now: float) -> None:
-        """Record that a worker proceeds; start the measurement of its cycle."""
-        # The cycle after a pull (step 0) is not measured: it contains the tracing of functions.
+        """Start the measurement of a worker's cycle: the shard has replied to its step."""
+        # The cycle after a pull (step 0) is not measured, because it contains the tracing of
+        # TensorFlow functions.
         if self._auto is not None and step:
             self._replied_at[worker] = now
 
     def pushed(self, push: events.Push, now: float) -> None:
-        """Record a push; end the measurement of its worker's cycle."""
+        """End the measurement of a worker's cycle, because the worker's next push has arrived."""
         since = self._replied_at.pop(push.worker, None)
         if since is not None and now > since and push.samples:
             paces = self._paces.setdefault(push.worker, collections.deque(maxlen=_CYCLES))
             paces.append((now - since) / push.samples)
 
     def left(self, worker: int) -> None:
-        """Remove the measurements of a worker: it may return on another machine."""
+        """Remove a worker's measured speeds, because the worker may return on another machine."""
         self._replied_at.pop(worker, None)
         self._paces.pop(worker, None)
 
@@ -104,7 +109,7 @@ class RegroupPlanner:
     # -- changing ---------------------------------------------------------------------------
 
     def propose(self, now: float, live: Collection[int], version: int, current: Groups) -> bool:
-        """Return whether to form other groups; if so, set them as the target."""
+        """Plan new groups if the measured speeds require it; return whether groups are planned."""
         if self._auto is None:
             return False
         interval, first = self._auto.regroup_interval_seconds, self.formed is None
@@ -122,23 +127,23 @@ class RegroupPlanner:
         return True
 
     def _insists(self, current: Groups, groups: Groups, speeds: Mapping[int, float]) -> bool:
-        """Return whether the same proposal was worth a change several times in a row."""
+        """Return whether `_LEAST_LOOKS` consecutive comparisons proposed the same better groups."""
         worth = is_worth_changing(current, groups, speeds)
         before, times = self._proposed
         self._proposed = (groups, times + 1 if groups == before else 1) if worth else ((), 0)
         return self._proposed[1] >= _LEAST_LOOKS
 
     def abandon(self) -> bool:
-        """Drop the target because the run is ending; return whether there was a target."""
+        """Drop the planned groups, because the run is ending; return whether there was a plan."""
         target, self._target = self._target, None
         return target is not None
 
     def form(self, epoch: int, last_steps: Mapping[int, int]) -> events.GroupAssignment:
-        """Return the assignment of the target groups, to be formed while all workers wait.
+        """Return the assignment of workers to the planned groups, while all live workers wait.
 
         Args:
-            epoch: Number of the epoch in which the groups come into force.
-            last_steps: Live worker -> newest accepted step.
+            epoch: Number of the membership epoch in which the groups come into force.
+            last_steps: Live worker -> newest step that the shard has accepted.
         """
         groups, self._target = self._target or (), None
         self._proposed = ((), 0)
@@ -149,22 +154,23 @@ class RegroupPlanner:
     # -- state ------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures for the run's summary; {} if the run has fixed groups."""
+        """Return the worker speeds and changes of groups, for the summary; {} for fixed groups."""
         if self._auto is None:
             return {}
         speeds = {str(worker): speed for worker, speed in sorted(self.speeds_found.items())}
         return {"times_formed": self.num_formed, "samples_per_second": speeds}
 
     def resumed(self, epoch: int) -> events.GroupAssignment | None:
-        """Return the groups formed before a restart, now in this epoch; None: none were formed."""
-        # The other shards accept only groups of a newer epoch than their own. All workers join
-        # again after a restart, so no push for the old groups is awaited (`after` is {}).
+        """Return the groups formed before a restart, as groups of `epoch`; None: none formed."""
+        # The other shards accept only groups of a newer membership epoch than their own. All
+        # workers join again after a restart, so no push for the old groups is awaited (`after` is
+        # {}).
         if self.formed is not None:
             self.formed = events.GroupAssignment(epoch, self.formed.groups, {})
         return self.formed
 
     def state_dict(self, soft: bool) -> State:
-        """Return the formed groups (durable), or measurements, target and groups (soft)."""
+        """Return the formed groups; with `soft` also the measured speeds and the planned groups."""
         if not soft:
             return {"formed_groups": format_groups(self.formed.groups) if self.formed else ""}
         return {
@@ -179,7 +185,7 @@ class RegroupPlanner:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore a saved state; without the soft state the speeds must be measured again."""
+        """Restore the saved groups; without the soft state, the shard measures all speeds again."""
         if not soft:
             text = state["formed_groups"]
             self.formed = events.GroupAssignment(0, parse_groups(text), {}) if text else None
@@ -191,45 +197,48 @@ class RegroupPlanner:
 
 
 class RegroupFollower:
-    """Changes the groups on a following shard after shard 0 has changed them.
+    """Changes the worker groups on a shard other than 0, after shard 0 has changed the groups.
 
     Attributes:
-        formed: Newest groups that shard 0 has announced; None: the groups of the start.
+        formed: Newest groups that shard 0 has announced; None: the groups of the run's start.
         num_formed: Number of changes of the groups on this shard.
     """
 
     def __init__(self) -> None:
-        """Start with the groups of the start and no announced change."""
+        """Start with the groups of the run's start and no announced change of the groups."""
         self.formed: events.GroupAssignment | None = None
         self.num_formed = 0
-        self._in_force: Groups | None = None  # None: the groups of the start
-        # Announced changes that are not made yet, oldest first.
+        # Worker groups in force on this shard; None: the groups of the run's start.
+        self._in_force: Groups | None = None
+        # Announced changes of the groups that this shard has not made yet, oldest first.
         self._awaited: collections.deque[events.GroupAssignment] = collections.deque()
-        # Worker -> step that must arrive before the oldest announced change can be made.
+        # Worker -> step whose push must arrive before this shard can make the oldest announced
+        # change of the groups.
         self._waits_for: dict[int, int] = {}
 
     @property
     def is_waiting(self) -> bool:
-        """Whether an announced change of the groups is not made yet."""
+        """True if shard 0 has announced a change of the groups that this shard has not made yet."""
         return bool(self._awaited)
 
     def receive(self, epoch: events.MembershipEpoch, current: Groups) -> None:
-        """Record the groups that shard 0 announces.
+        """Record the worker groups that shard 0 announces.
 
         Args:
-            epoch: Announcement of shard 0.
+            epoch: Membership epoch that shard 0 announces.
             current: Groups in force on this shard.
         """
         formed = epoch.formed
-        # Every epoch repeats the newest groups: only a newer assignment is a change.
+        # Every epoch repeats the newest groups of shard 0. Only groups of a later epoch than the
+        # newest known groups are a change.
         if formed is None or (self.formed is not None and formed.epoch <= self.formed.epoch):
             return
         alone = not self._awaited
         self.formed, self._in_force = formed, current
         if alone and formed.groups == current:
             return
-        # A worker that has left since the change pushes nothing more, so its last step is not
-        # awaited: the change would wait for ever.
+        # A worker that has left since shard 0 changed the groups sends no push. If this shard
+        # waited for the worker's last step, the change would wait for ever.
         live = set(epoch.live)
         after = {worker: step for worker, step in formed.after.items() if worker in live}
         self._awaited.append(events.GroupAssignment(formed.epoch, formed.groups, after))
@@ -240,22 +249,22 @@ class RegroupFollower:
         """Return whether a push belongs to groups that this shard has not formed yet.
 
         Args:
-            worker: Id of the worker.
-            step: Step of the push.
+            worker: Id of the worker that pushes.
+            step: Step number of the push.
         """
         return self.is_waiting and step > self._waits_for.get(worker, -1)
 
     def left(self, worker: int) -> None:
-        """Wait no longer for pushes of a worker that has left."""
+        """Drop a worker that has left from the workers whose pushes a change of groups awaits."""
         self._waits_for.pop(worker, None)
 
     def ready(
         self, last_steps: Mapping[int, int], present: Collection[int]
     ) -> events.GroupAssignment | None:
-        """Return the groups to form now, if all pushes for the old groups have arrived.
+        """Return the groups to form now; None if a push for the old groups has not arrived yet.
 
         Args:
-            last_steps: Worker -> newest accepted step.
+            last_steps: Worker -> newest step that this shard has accepted.
             present: Ids of the live and joining workers.
         """
         if any(last_steps.get(worker, -1) < step for worker, step in self._waits_for.items()):
@@ -268,11 +277,11 @@ class RegroupFollower:
         return formed
 
     def resumed(self, epoch: int) -> events.GroupAssignment | None:
-        """Return the groups in force before a restart, now in this epoch; None: none formed."""
+        """Return the groups in force before a restart, as groups of `epoch`; None: none formed."""
         return events.GroupAssignment(epoch, self._in_force, {}) if self._in_force else None
 
     def state_dict(self, soft: bool) -> State:
-        """Return the groups in force (durable), or the announced changes (soft)."""
+        """Return the groups in force; with `soft` the announced changes of the groups."""
         if not soft:
             return {"formed_groups": format_groups(self._in_force) if self._in_force else ""}
         return {
@@ -283,7 +292,7 @@ class RegroupFollower:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the state that `state_dict` returned."""
+        """Restore the groups or announced changes that `state_dict` returned."""
         if not soft:
             text = state["formed_groups"]
             self._in_force = parse_groups(text) if text else None

@@ -1,4 +1,4 @@
-"""Rounds of one shard: the synchronization rule, and the epoch of each group's last change."""
+"""Rounds of one PS shard: synchronization rule, and membership epoch of each group's change."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class RoundScheduler:
     """Collects the pushes of one shard into rounds, and decides which workers may proceed."""
 
     def __init__(self, policy: SyncPolicy, generation: int = 0) -> None:
-        """Start without workers.
+        """Start the synchronization rule without workers.
 
         Args:
             policy: Settings of the synchronization rule.
-            generation: Generation of the shard.
+            generation: Generation of the shard (number of its restarts).
         """
         self._rule = policy.start(generation)
-        self._group_epochs: dict[int, int] = {}  # group -> epoch of its last change
-        self._moved_at: float | None = None  # time of the last submitted or released push
+        self._group_epochs: dict[int, int] = {}  # group -> membership epoch of its last change
+        self._moved_at: float | None = None  # when a push was last submitted or released
 
     @property
     def groups(self) -> Groups:
@@ -30,7 +30,7 @@ class RoundScheduler:
 
     @property
     def waits_for_start(self) -> bool:
-        """Whether the run starts only when all workers have joined."""
+        """True if the run starts only when all workers have joined."""
         return self._rule.waits_for_start
 
     def name_of(self, worker: int) -> str:
@@ -38,7 +38,7 @@ class RoundScheduler:
         return self._rule.name_of(worker)
 
     def live_fellows(self, worker: int) -> list[int]:
-        """Return the live workers of the worker's round, including the worker if it is live."""
+        """Return the live workers of the worker's current round, including the worker if live."""
         return list(self._rule.fellows(worker))
 
     def share_of(self, worker: int) -> float:
@@ -49,37 +49,37 @@ class RoundScheduler:
     # -- workers ----------------------------------------------------------------------------
 
     def join(self, worker: int, epoch: int) -> None:
-        """Add a worker, which joined in this epoch; it is live from its group's next round on."""
+        """Add a worker that joined in `epoch`. It becomes live with its group's next round."""
         self._group_epochs[self._rule.group_of(worker)] = epoch
         self._rule.join(worker)
 
     def leave(self, worker: int, epoch: int) -> None:
-        """Remove a worker, which left in this epoch, and its pushes that wait."""
+        """Remove a worker that left in this membership epoch, and its pushes that wait."""
         self._group_epochs[self._rule.group_of(worker)] = epoch
         self._rule.leave(worker)
 
     def live(self) -> Sequence[int]:
-        """Return the live workers, which rounds wait for, in ascending order."""
+        """Return the ids of the live workers, for which rounds wait, in ascending order."""
         return self._rule.live()
 
     def joining(self) -> Sequence[int]:
-        """Return the workers that become live with their group's next round, in ascending order."""
+        """Return the ids of workers that become live with their group's next round, ascending."""
         return self._rule.joining()
 
     def present(self) -> tuple[int, ...]:
-        """Return live and joining workers, in ascending order."""
+        """Return the ids of the live and the joining workers, in ascending order."""
         return tuple(sorted([*self._rule.live(), *self._rule.joining()]))
 
     def waiting(self) -> set[int]:
-        """Return the live workers that wait for their round, or for permission to proceed."""
+        """Return the live workers that wait until their round is complete or they may proceed."""
         return self._rule.waiting()
 
     def clocks(self) -> dict[int, int]:
-        """Return worker -> number of finished iterations."""
+        """Return worker id -> number of iterations that the worker has finished."""
         return self._rule.clocks()
 
     def is_live(self, worker: int) -> bool:
-        """Return whether a worker is live: rounds wait for its pushes."""
+        """Return whether a worker is live, which means that rounds wait for its pushes."""
         return self._rule.is_live(worker)
 
     def may_proceed(self, worker: int) -> bool:
@@ -89,7 +89,7 @@ class RoundScheduler:
     # -- rounds -----------------------------------------------------------------------------
 
     def submit(self, worker: int, step: int, now: float) -> None:
-        """Add a push of a live worker to its round."""
+        """Add the push of a live worker's step to its round."""
         self._moved_at = now
         self._rule.submit(ArrivalToken(worker, step), now)
 
@@ -109,15 +109,15 @@ class RoundScheduler:
         return advance
 
     def is_stalled(self, now: float, patience_seconds: float) -> bool:
-        """Return whether pushes wait and none was submitted or released for patience_seconds."""
+        """Return whether pushes wait although none was submitted or released for a given time."""
         if self._moved_at is None or now - self._moved_at < patience_seconds:
             return False
-        # Restart the timer, so that a lasting stall is reported once in patience_seconds.
+        # Restart the timer, so that a lasting stall is reported once in every patience_seconds.
         self._moved_at = now
         return any(map(self._rule.has_submitted, self._rule.live()))
 
     def over(self) -> Mapping[int, int]:
-        """Return worker -> newest step released or given up, for live workers of waiting groups."""
+        """Return worker -> its newest step released or given up, for workers of waiting groups."""
         return self._rule.over()
 
     def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
@@ -125,11 +125,11 @@ class RoundScheduler:
         return self._rule.release_late(over)
 
     def draws(self) -> tuple[Draw, ...]:
-        """Return the newest draws of workers, newest last; () if the rule draws no workers."""
+        """Return the newest random draws of workers, newest last; () if no workers are drawn."""
         return tuple(self._rule.draws())
 
     def follow(self, draws: Sequence[Draw]) -> None:
-        """Adopt the draws of shard 0, on a following shard."""
+        """Adopt the draws of workers that shard 0 made; called on all other shards."""
         self._rule.follow(draws)
 
     def joiners(self) -> tuple[Joiners, ...]:
@@ -137,11 +137,11 @@ class RoundScheduler:
         return tuple(self._rule.joiners())
 
     def expect(self, joiners: Sequence[Joiners]) -> None:
-        """Adopt the joiners of shard 0, on a following shard."""
+        """Adopt the joining workers that shard 0 announces; called on all other shards."""
         self._rule.expect(joiners)
 
     def next_deadline(self) -> float | None:
-        """Return the time at which `advance` is due without an event; None if never."""
+        """Return the time at which `advance` must be called without an event; None if never."""
         return self._rule.next_deadline()
 
     def is_due(self, now: float) -> bool:
@@ -150,32 +150,32 @@ class RoundScheduler:
         return deadline is not None and now >= deadline
 
     def epoch_is_current(self, worker: int, epoch: int) -> bool:
-        """Return whether an epoch is not older than the last change of the worker's group."""
+        """Return whether no later membership epoch than `epoch` has changed the worker's group."""
         return epoch >= self._group_epochs.get(self._rule.group_of(worker), 0)
 
     # -- changes of groups ------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Hold back every worker that finishes a round, until the groups have changed."""
+        """Hold back every worker that finishes a round, until `regroup` changes the groups."""
         self._rule.pause()
 
     def resume(self) -> None:
-        """Undo `pause`: let the workers proceed in the present groups."""
+        """Undo `pause` without a change: let the workers proceed in the present groups."""
         self._rule.regroup(self._rule.groups)
 
     def is_quiescent(self) -> bool:
-        """Return whether every live worker has finished its round and may not proceed."""
+        """Return whether every live worker has finished its round and is held back."""
         return self._rule.is_quiescent()
 
     def regroup(self, groups: Groups, epoch: int) -> None:
-        """Continue with other groups, which came into force in this epoch."""
+        """Continue with new worker groups, which came into force in this membership epoch."""
         self._rule.regroup(groups)
         self._group_epochs = dict.fromkeys(range(len(groups)), epoch)
 
     # -- state ------------------------------------------------------------------------------
 
     def state_dict(self, soft: bool) -> State:
-        """Return the clocks (durable), or workers, rounds and group epochs (soft)."""
+        """Return the workers' clocks; with `soft` the workers, rounds and epochs of groups."""
         state = self._rule.state_dict(soft)
         if not soft:
             return state
@@ -183,7 +183,7 @@ class RoundScheduler:
         return state | extra
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the state that `state_dict` returned."""
+        """Restore the clocks or rounds that `state_dict` returned."""
         self._rule.load_state_dict(state, soft)
         if soft:
             self._group_epochs = dict(state["group_epochs"])

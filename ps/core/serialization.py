@@ -1,9 +1,9 @@
-"""Converts dataclasses, sets, deques and similar objects into plain data, and back.
+"""Converts a core's dataclasses, sets and deques into plain data, and back.
 
 Plain data holds only None, bools, numbers, strings, lists, dicts with string keys, and arrays. A
-checkpoint can store plain data, and so can JSON if the data hold no arrays. Reading restores only
-the types declared below, by their declared names. Restoring a value runs no code but the
-constructor of its type.
+checkpoint can store plain data, and JSON can store plain data without arrays. `from_plain` restores
+only the types that this module declares, by their declared names. Restoring a value runs no code
+but the constructor of the value's type.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _TYPE, _OF = "type", "of"
 
 
 class _Record:
-    """The form of a dataclass in files.
+    """The form of a dataclass in journals and checkpoints.
 
     Args:
-        name: Name of the type in files.
-        kind: The dataclass.
-        fields: Names in files of all fields that take part in comparisons, separated by spaces.
-            ``old=new``: the field ``old`` in files is the attribute ``new``.
+        name: Name of the dataclass in the files.
+        kind: Class object of the dataclass.
+        fields: Names in the files of all fields that take part in comparisons, separated by spaces.
+            ``old=new`` means that the field ``old`` in the files is the attribute ``new``.
     """
 
     def __init__(self, name: str, kind: Any, fields: str) -> None:
@@ -65,8 +65,8 @@ class _Record:
 
 
 #: Every dataclass of an event or of a core's state. A changed name or field makes old journals and
-#: checkpoints unreadable: raise the format numbers in persistence.journal and
-#: persistence.shard_store with the change.
+#: checkpoints unreadable. A change must raise the format numbers in persistence.journal and
+#: persistence.shard_store.
 _RECORDS = (
     _Record("Join", events.Join, "worker incarnation reconnects peer epoch"),
     _Record("Pull", events.Pull, "worker incarnation base_version generation"),
@@ -156,12 +156,12 @@ _ENUMS: dict[str, Any] = {
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value as plain data; the result shares the arrays. Bytes become uint8 arrays.
+    """Return a value as plain data, which shares the value's arrays. Bytes become uint8 arrays.
 
-    Fields that take no part in comparisons are left out.
+    Fields of dataclasses that take no part in comparisons are omitted.
 
     Raises:
-        TypeError: The value is or contains an object of an undeclared type.
+        TypeError: The value is or contains an object of a type that this module does not declare.
     """
     if value is None or type(value) in (bool, int, float, str) or isinstance(value, np.ndarray):
         return value
@@ -189,7 +189,7 @@ def from_plain(value: Any) -> Any:
     """Restore a value from the plain data that `to_plain` returned.
 
     Raises:
-        ValueError, KeyError, TypeError: The data are not a result of `to_plain`.
+        ValueError, KeyError, TypeError: The plain data are not a result of `to_plain`.
     """
     if isinstance(value, list):
         return [from_plain(item) for item in value]

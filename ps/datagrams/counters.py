@@ -1,8 +1,9 @@
-"""Counters of the datagrams that shards received, and their block in the run's status.
+"""Counters of the UDP datagrams that shards received, and their block in the run's status.
 
-`DatagramCounts` is one shard's document: it is saved with the shard and reported to the leader.
-`summary_block` joins the documents of all shards with the counts that the workers sent. Names of
-fields and keys are part of the files and of the summary; docs/reference/figures.md explains them.
+`DatagramCounts` is one shard's document: it is saved in the shard's checkpoint and reported to
+shard 0, the leader. `summary_block` joins the documents of all shards with the counts that the
+workers sent. The names of fields and keys appear in files and in the run's summary;
+docs/reference/figures.md explains them.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from thinwire.runtime.persistence.documents import Document
 if TYPE_CHECKING:
     from thinwire.ops.routing.reassembler import ReassembledStep
 
-#: Drop reasons for datagrams that belong to no session. `thinwire.ps.datagrams.receiver` counts
-#: more reasons.
+#: Reasons for which a datagram is dropped although no worker's session is known for it.
+#: `thinwire.ps.datagrams.receiver` counts datagrams dropped for further reasons.
 BY_THE_KERNEL = "kept out by the kernel"
 EMPTY = "empty"
-#: A following shard's report lists at most this many workers; a longer list is replaced by its sum.
+#: A following shard (id 1 and up) reports datagram counters of at most this many workers; a longer
+#: list is replaced by its sum.
 _MOST_WORKERS_LISTED = 200
-_ALL_WORKERS = 0  # the key of the sum over all workers; no worker has this id
+_ALL_WORKERS = 0  # key of the sum over all workers; no worker has the id 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +36,7 @@ class DatagramCounts(Document):
     """Counts of the datagrams that one shard received since the run began.
 
     Attributes:
-        workers: Worker -> sum of the counters of that worker's sessions.
+        workers: Worker id -> sum of the counters of that worker's datagram sessions.
         dropped: Drop reason -> number of datagrams that belong to no session.
     """
 
@@ -45,7 +47,10 @@ class DatagramCounts(Document):
     def of_sessions(
         cls, sessions: Iterable[tuple[int, ReassemblyCounters]], dropped: Mapping[str, int]
     ) -> DatagramCounts:
-        """Add up the counters of (worker, counters) pairs; later growth does not change the sum."""
+        """Add up the counters of (worker, counters) pairs.
+
+        Later changes of `counters` do not change the returned sum.
+        """
         by_worker: dict[int, list[ReassemblyCounters]] = {}
         for worker, counters in sessions:
             by_worker.setdefault(worker, []).append(counters)
@@ -53,28 +58,31 @@ class DatagramCounts(Document):
         return cls(workers, _nonzero(dropped))
 
     def with_dropped(self, reason: str, count: int) -> DatagramCounts:
-        """Return a copy in which `count` more datagrams are dropped for this reason."""
+        """Return a copy in which `count` more datagrams are counted as dropped for `reason`."""
         dropped = self.dropped | {reason: self.dropped.get(reason, 0) + count}
         return DatagramCounts(self.workers, _nonzero(dropped))
 
     def summarized(self) -> DatagramCounts:
-        """Return the counts to report to shard 0; a long list of workers is replaced by its sum."""
+        """Return the datagram counts to report to shard 0.
+
+        A long list of workers is replaced by its sum.
+        """
         if len(self.workers) <= _MOST_WORKERS_LISTED:
             return self
         return DatagramCounts({_ALL_WORKERS: self.total()}, self.dropped)
 
     def total(self) -> ReassemblyCounters:
-        """Return the sum over all workers."""
+        """Return the sum of the datagram counters over all workers."""
         return _sum(self.workers.values())
 
 
 def num_lost(counters: ReassemblyCounters) -> int:
-    """Return the number of datagrams that were announced and never arrived."""
+    """Return the number of datagrams that workers announced in pushes and that never arrived."""
     return sum(_lost(counters, channel) for channel in range(len(counters.num_announced)))
 
 
 def log_step(worker: int, assembled: ReassembledStep, counters: ReassemblyCounters) -> None:
-    """Log one closed step of a worker (--dgt_info)."""
+    """Log the datagram figures of one closed step of a worker (--dgt_info)."""
     dropped = _nonzero(counters.dropped)
     logging.info(
         "worker %d, step %d: fresh %.3f, fill %.3f, %d of %d datagrams in time, %d late ones used "
@@ -94,12 +102,12 @@ def log_step(worker: int, assembled: ReassembledStep, counters: ReassemblyCounte
 def summary_block(
     shards: Sequence[DatagramCounts], sent: Mapping[int, SentCounts], channels: int
 ) -> dict[str, Any]:
-    """Return the datagram figures of the whole run.
+    """Return the datagram figures of the whole run for the status document.
 
     Args:
         shards: Counts of received datagrams, one entry per shard.
-        sent: Worker -> counts of the datagrams that the worker sent.
-        channels: Number of datagram channels, without the stream.
+        sent: Worker id -> counts of the datagrams that the worker sent.
+        channels: Number of datagram channels; the gRPC stream is not counted.
     """
     received = _sum(shard.total() for shard in shards)
     of_workers = total(sent.values(), SentCounts())
@@ -188,7 +196,10 @@ def _lost(counters: ReassemblyCounters, channel: int) -> int:
 
 
 def _at(counts: Sequence[int], channel: int) -> int:
-    """Return one entry of a list that another process sent; a missing entry counts as 0."""
+    """Return the count of one channel.
+
+    A list from another process may be too short: then return 0.
+    """
     return counts[channel] if channel < len(counts) else 0
 
 

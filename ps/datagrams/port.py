@@ -1,8 +1,8 @@
-"""A shard's UDP sockets for datagrams; ends all sessions when the sockets fail.
+"""A shard's UDP sockets for datagrams. If the sockets fail, all datagram sessions end.
 
-`DatagramPort` passes the UDP receiver's buffers to the `DatagramReceiver`, has the kernel drop
-datagrams without a session, and ends sessions of workers that have left. With --dgt_transport=grpc
-the stream carries the datagrams, and `DatagramPort` opens no sockets.
+`DatagramPort` passes received buffers to the `DatagramReceiver`, makes the kernel drop datagrams
+without a session, and ends the sessions of workers that have left the run. With
+--dgt_transport=grpc the gRPC stream carries the datagrams, and `DatagramPort` opens no sockets.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ from thinwire.ps.wire.push_decoder import PushDecoder
 if TYPE_CHECKING:
     from thinwire.ps.core.core import PsCore
 
-#: Bytes and offset by which the kernel's filter recognizes datagrams of open sessions.
+#: First bytes of Thinwire's datagrams, and byte offset of the session id in a datagram. The
+#: kernel's filter compares these bytes and the id.
 _START = MAGIC.to_bytes(4, "little")
 _SESSION_AT = HEADER.fields["session"][1] if HEADER.fields else 0
 
 
 class DatagramPort:
-    """The datagram path of a shard; a shard has one only if the router uses datagrams.
+    """The UDP datagram path of a shard; a shard has one only if the method's router uses datagrams.
 
     Attributes:
-        receiver: Reassembler of the workers' datagrams, with their open sessions.
+        receiver: Object that joins workers' datagrams into pushes, and holds their open sessions.
 
     Args:
         core: Core of the shard, which applies the pushes.
-        decoder: Decoder of the shard's pushes.
-        sizes: Number of entries of each slot of the shard.
-        put: Queues an event, or a callable, for the writer thread.
-        reject: Sends a worker the rejection of its push (writer thread).
+        decoder: Decoder of the pushes that the shard receives.
+        sizes: Number of values in each slot (slice of a variable) of the shard.
+        put: Queues a core event, or a callable, for the shard's writer thread.
+        reject: Sends a worker the rejection of its push; called on the writer thread.
     """
 
     def __init__(
@@ -54,14 +55,15 @@ class DatagramPort:
         self._core, self._put, self._reject = core, put, reject
         self._router = core.model.method.router
         self._udp: UdpReceiver | None = None
-        # Totals of the UDP receivers that failed: datagrams dropped by the kernel, empty datagrams.
+        # Totals of UDP receivers that have failed: datagrams dropped by the kernel, empty
+        # datagrams.
         self._num_filtered = self._num_empty = 0
         self.receiver = DatagramReceiver(
             decoder, sizes, self._router, put, self._refuse, lambda: put(_wake_up)
         )
 
     def open(self, transport: Transport, bind: str) -> None:
-        """Open a UDP port for each channel, unless the stream carries the datagrams.
+        """Open a UDP port for each channel. Open none if the gRPC stream carries the datagrams.
 
         Raises:
             ConfigurationError: `bind` is not an address of this machine.
@@ -81,22 +83,22 @@ class DatagramPort:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """UDP ports, channel 1 first; empty if the stream carries the datagrams."""
+        """UDP ports, channel 1 first; empty if the gRPC stream carries the datagrams."""
         return self._udp.ports if self._udp is not None else ()
 
     def fill_welcome(self, worker: int, incarnation: int, welcome: pb.Welcome) -> None:
-        """Add the UDP ports, the session id and the signing key to a worker's Welcome message."""
+        """Add the UDP ports, session id and signing key to a worker's Welcome message."""
         self.receiver.fill_welcome(worker, incarnation, self.ports, welcome)
         self._filter_sessions()
 
     def counts(self) -> DatagramCounts:
-        """Return the counts since the run began (any thread)."""
+        """Return the counts of received and dropped datagrams since the run began (any thread)."""
         filtered, empty = _not_handed_over(self._udp)
         counts = self.receiver.counts().with_dropped(BY_THE_KERNEL, self._num_filtered + filtered)
         return counts.with_dropped(EMPTY, self._num_empty + empty)
 
     def poll(self) -> None:
-        """Deliver pushes at their deadlines, and close sockets that failed (writer thread)."""
+        """Deliver pushes at their deadlines, and close failed UDP sockets (writer thread)."""
         self.receiver.poll()
         udp = self._udp
         if udp is None or udp.failure is None:
@@ -109,37 +111,38 @@ class DatagramPort:
         filtered, empty = _not_handed_over(udp)
         self._num_filtered, self._num_empty = self._num_filtered + filtered, self._num_empty + empty
         self._udp = None
-        self.receiver.end_all_sessions()  # workers send Hello again; the next Welcome has no ports
+        # workers then send Hello again; the next Welcome names no UDP ports
+        self.receiver.end_all_sessions()
 
     def end_sessions(self) -> None:
-        """End the sessions of workers that have left (writer thread)."""
+        """End the datagram sessions of workers that have left the run (writer thread)."""
         core = self._core
         self.receiver.retain_members([*core.live_workers(), *core.joining_workers()])
         self._filter_sessions()
 
     def _filter_sessions(self) -> None:
-        """Have the kernel drop datagrams that belong to no open session, if it supports that."""
+        """Make the kernel drop datagrams that belong to no open session, where it can."""
         if self._udp is not None:
             ids = [session_id.to_bytes(8, "little") for session_id in self.receiver.session_ids()]
             self._udp.admit(_START, _SESSION_AT, ids)
 
     def deliver(self, channel: int, data: memoryview, size: int) -> int:
-        """Process a receive buffer (`thinwire.proto.udp.receiver.DatagramOwner`)."""
+        """Process a buffer of received datagrams; return the number of useful datagrams."""
         return self.receiver.receive(data, size)
 
     def next_deadline(self) -> float | None:
-        """Return None: the writer thread watches the deadlines, not the receiving thread."""
+        """Return None: the writer thread watches the deadlines of incomplete pushes."""
 
     def tick(self, now: float) -> None:
-        """Do nothing: the writer thread watches the deadlines."""
+        """Do nothing: the writer thread watches the deadlines of incomplete pushes."""
 
     def close(self) -> None:
-        """End the receiving thread and close its sockets."""
+        """End the thread that receives datagrams, and close its UDP sockets."""
         if self._udp is not None:
             self._udp.close()
 
     def _refuse(self, worker: int, step: int, message: str) -> None:
-        """Reject a complete push that holds a value that is not finite (any thread)."""
+        """Reject a worker's complete push because it holds NaN or infinity (any thread)."""
 
         def refuse() -> None:
             incarnation = self._core.incarnation_of(worker)
@@ -151,10 +154,10 @@ class DatagramPort:
 
 
 def _not_handed_over(udp: UdpReceiver | None) -> tuple[int, int]:
-    """Return the number of datagrams that the kernel dropped, and of empty datagrams."""
+    """Return two counts: datagrams that the kernel dropped, and empty datagrams."""
     counts = udp.counts() if udp is not None else ()
     return sum(port.kernel_drops or 0 for port in counts), sum(port.num_empty for port in counts)
 
 
 def _wake_up() -> None:
-    """Do nothing; queueing this function makes the writer thread check its deadlines again."""
+    """Do nothing. Queueing this function makes the writer thread check its deadlines again."""

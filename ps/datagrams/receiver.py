@@ -1,10 +1,11 @@
-"""Assigns a shard's datagrams to the workers' sessions, and delivers complete pushes.
+"""Assigns a shard's UDP datagrams to the workers' sessions, and delivers complete pushes.
 
-A push reaches a shard as messages on the worker's stream and as datagrams. `DatagramReceiver`
-passes the two parts to the session's reassembler (`thinwire.ops.routing.reassembler`), which joins
-them, and delivers complete pushes. Three kinds of threads call `DatagramReceiver`: the threads that
-read streams, the thread that reads datagrams, and the writer thread, which watches the deadlines.
-This module uses neither sockets nor the core.
+A worker's push reaches a shard as messages on the worker's gRPC stream and as datagrams.
+`DatagramReceiver` passes the two parts to the reassembler of the worker's session
+(`thinwire.ops.routing.reassembler`), which joins the parts, and then delivers the complete push.
+Three kinds of threads call `DatagramReceiver`: the threads that read streams, the thread that reads
+datagrams, and the writer thread, which watches the deadlines of incomplete pushes. This module uses
+neither sockets nor the core.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32
 
-#: No worker has this incarnation: the core rejects the push, and its worker sends Hello again.
+#: Incarnation that no worker has. The core rejects a push with it, and the worker then sends Hello
+#: again.
 _NO_INCARNATION = 0
 
 
@@ -46,16 +48,17 @@ class DatagramReceiver:
     """Joins the datagrams and stream messages of one shard's workers into pushes; thread-safe.
 
     Attributes:
-        on_closed: Callback for each closed step, called with (worker, step, counters), or None.
+        on_closed: Callback for each closed step, called with (worker, assembled step, counters);
+            None to call nothing.
 
     Args:
-        decoder: Decoder of the shard's pushes.
-        sizes: Number of entries of each slot of the shard.
+        decoder: Decoder of the pushes that the shard receives.
+        sizes: Number of values in each slot (slice of a variable) of the shard.
         router: Routing policy of the method; its `uses_datagrams` must be true.
-        deliver: Called with each complete push.
-        refuse: Called with (worker, step, message) for a push that is not finite.
-        wake: Called when `next_deadline` has become earlier.
-        entropy: Returns the given number of random bytes.
+        deliver: Called with the core event of each complete push.
+        refuse: Called with (worker, step, message) for a push that holds NaN or infinity.
+        wake: Called when the time that `next_deadline` returns has become earlier.
+        entropy: Returns the given number of random bytes, for session ids and signing keys.
         clock: Returns monotonic time in seconds.
 
     Raises:
@@ -80,60 +83,66 @@ class DatagramReceiver:
         self._deliver, self._refuse, self._wake = deliver, refuse, wake
         self._losses: InjectedLoss | None = None
         self._clock = clock
-        self._lock = threading.RLock()  # `deliver` may call `outcome` or `counts`
+        self._lock = threading.RLock()  # reentrant, as `deliver` may call `outcome` or `counts`
         self._sessions = Sessions(lambda session: Reassembler(session, sizes, rules), entropy)
         self._dropped: collections.Counter[str] = collections.Counter()
         self.on_closed: Callable[[int, ReassembledStep, ReassemblyCounters], None] | None = None
 
     def configure(self, transport: Transport) -> None:
-        """Turn on injected losses and the log of steps if the run's settings request them."""
+        """Turn on injected losses and the log of closed steps as the run's settings request."""
         self.inject_loss(transport.dgt_drop_rate, transport.dgt_drop_seed)
         self.on_closed = log_step if transport.dgt_info else None
 
     def inject_loss(self, rate: float, seed: int) -> None:
-        """Drop this fraction of the datagrams passed to `receive` from now on; 0 drops none."""
+        """Drop the fraction `rate` of the datagrams passed to `receive`; 0 drops none."""
         self._losses = InjectedLoss(rate, seed) if rate else None
 
-    # -- sessions ---------------------------------------------------------------------------
+    # -- datagram sessions ------------------------------------------------------------------
 
     def open_session(self, worker: int, incarnation: int) -> DatagramSession:
-        """Return the session of a worker's incarnation; end an earlier incarnation's session."""
+        """Return the datagram session of a worker's incarnation.
+
+        The session of an earlier incarnation of that worker ends.
+        """
         with self._lock:
             return self._sessions.open(worker, incarnation)
 
     def fill_welcome(
         self, worker: int, incarnation: int, ports: Iterable[int], welcome: pb.Welcome
     ) -> None:
-        """Add the UDP ports, the session id and the signing key to a worker's Welcome message."""
+        """Add the UDP ports, session id and signing key to a worker's Welcome message."""
         session, fields = self.open_session(worker, incarnation), welcome.datagrams
         fields.session, fields.key = session.id, session.key
         fields.ports.extend(ports)
 
     def session_ids(self) -> list[int]:
-        """Return the ids of the open sessions."""
+        """Return the ids of the open datagram sessions."""
         with self._lock:
             return self._sessions.ids()
 
     def retain_members(self, members: Iterable[int]) -> None:
-        """End the sessions of workers that were members and have left.
+        """End the datagram sessions of workers that were members of the run and have left.
 
-        A worker that joined and is not a member yet keeps its session.
+        A worker that has joined but is not a member yet keeps its session.
 
         Args:
-            members: All members, including workers that enter with the next round.
+            members: All members, including workers that become members with the next round.
         """
         with self._lock:
             for worker in self._sessions.leavers(members):
                 self._end_session(worker)
 
     def end_all_sessions(self) -> None:
-        """End all sessions; a worker's next push is rejected, and the worker sends Hello again."""
+        """End all datagram sessions.
+
+        Each worker's next push is rejected, and the worker then sends Hello again.
+        """
         with self._lock:
             for session in self._sessions:
                 self._end_session(session.worker)
 
     def _end_session(self, worker: int) -> None:
-        """End a session, and have its pending push rejected: that push can never be complete."""
+        """End a worker's session. Its incomplete push is rejected: it can never be complete."""
         session = self._sessions.of_worker(worker)
         self._sessions.close(worker)
         pending = session.pending if session is not None else None
@@ -144,16 +153,17 @@ class DatagramReceiver:
         except NonFinite as error:
             self._refuse(worker, pending.push.step, str(error))
 
-    # -- input ------------------------------------------------------------------------------
+    # -- received messages and datagrams ----------------------------------------------------
 
     def receive(self, data: memoryview, size: int) -> int:
-        """Process consecutive datagrams of `size` bytes in a buffer; the last may be shorter.
+        """Process a buffer of consecutive datagrams of `size` bytes; the last may be shorter.
 
-        The session of a datagram is looked up before the contents are checked: datagrams of an
-        unknown session cost little.
+        The session of a datagram is looked up before the datagram's contents are checked, so that
+        datagrams of an unknown session cost little time.
 
         Returns:
-            The number of useful datagrams: genuine and new. Injected losses count as useful.
+            The number of useful datagrams: genuine (correctly signed) and not received before.
+            Datagrams dropped by injected losses count as useful.
         """
         if self._losses is None:
             return self.receive_from_stream(data, size)
@@ -163,7 +173,7 @@ class DatagramReceiver:
         return num_lost + self.receive_from_stream(surviving, size)
 
     def receive_from_stream(self, data: memoryview, size: int) -> int:
-        """Process datagrams like `receive`, without injected losses: a stream loses none."""
+        """Process datagrams from a gRPC stream like `receive`, but without injected losses."""
         heads = headers_of(data, size)
         num_useful = 0
         with self._lock:
@@ -179,19 +189,20 @@ class DatagramReceiver:
         return num_useful
 
     def _feed(self, session: WorkerReassembly, data: memoryview, size: int) -> int:
-        """Pass datagrams to their session; return the number of genuine and new datagrams."""
+        """Pass datagrams to their session's reassembler; return how many were genuine and new."""
         counters, now = session.reassembler.counters, self._clock()
         before = counters.num_new
         session.reassembler.feed(data, size, now)
-        num_useful = max(0, counters.num_new - before)  # negative if a step was discarded
+        # the difference is negative if a step was discarded
+        num_useful = max(0, counters.num_new - before)
         self._deliver_closed(session, now)
         return num_useful
 
     def on_push(self, worker: int, push: pb.Push, payload: memoryview) -> None:
-        """Process a message of a push that arrived on the stream.
+        """Process one message of a worker's push that arrived on the gRPC stream.
 
         Raises:
-            Malformed: The message does not fit the shard.
+            Malformed: The message does not fit the shard's variables.
             NonFinite: The push holds NaN or infinity.
         """
         contents = self._decoder.read(push, payload, parts=True)
@@ -206,13 +217,14 @@ class DatagramReceiver:
     def _deliver_empty(
         self, worker: int, push: pb.Push, aux: Float32 | None, incarnation: int
     ) -> None:
-        """Deliver a push without values to the core, which replies to the worker.
+        """Deliver a push without gradient values to the core, which replies to the worker.
 
         Args:
             worker: Number of the worker.
             push: Message of the push.
-            aux: Averaged values of the push, or None.
-            incarnation: Incarnation to enter; `_NO_INCARNATION` makes the core reject the push.
+            aux: Averaged values (for example moving statistics) of the push, or None.
+            incarnation: Incarnation to write into the push; `_NO_INCARNATION` makes the core reject
+                the push.
         """
         update = self._decoder.flatten([])
         if not push.more:
@@ -238,28 +250,28 @@ class DatagramReceiver:
             self._wake()
 
     def _repeat(self, session: WorkerReassembly, push: pb.Push, contents: DecodedPush) -> None:
-        """Handle a message of a push that was complete before: deliver the same update again."""
+        """Handle a repeated message of a complete push: deliver the same update again."""
         assembled = session.reassembler.find_closed(push.step)
         if assembled is None:
-            # The step is older than the newest complete step: the core has replied to it, and
-            # handles the repeated push as a duplicate, so the values do not matter.
+            # If the step is older than the newest complete step, the core has already replied to
+            # that step and handles the repeated push as a duplicate. So the values do not matter.
             self._deliver_empty(session.worker, push, contents.aux, push.incarnation)
         elif not push.more:
-            if session.refusal is not None:  # a repeated push gets the same rejection
+            if session.refusal is not None:  # a repeated push gets the rejection of the first push
                 raise NonFinite(session.refusal)
             session.pending = PendingPush(push, contents.aux, contents.num_bytes, contents.change)
             self._deliver_push(session, assembled)
 
-    # -- complete pushes --------------------------------------------------------------------
+    # -- delivery of complete pushes --------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """Return the time at which `poll` is due; None if no push is waiting."""
+        """Return the time at which `poll` must be called; None if no push waits for datagrams."""
         with self._lock:
             deadlines = [session.reassembler.next_deadline() for session in self._sessions]
         return min((when for when in deadlines if when is not None), default=None)
 
     def poll(self) -> None:
-        """Deliver pushes that have waited long enough for their datagrams."""
+        """Deliver the pushes that have waited long enough for their missing datagrams."""
         with self._lock:
             now = self._clock()
             for session in self._sessions:
@@ -293,43 +305,43 @@ class DatagramReceiver:
         self._deliver(event)
 
     def on_push_refused(self, worker: int, step: int) -> None:
-        """Discard a complete push that the core rejected, and its late datagrams."""
+        """Discard a complete push that the core rejected, and drop the push's late datagrams."""
         with self._lock:
             session = self._sessions.of_worker(worker)
             if session is not None:
                 session.reassembler.on_refused(step)
 
     def outcome(self, worker: int, step: int) -> pb.DatagramOutcome | None:
-        """Return the outcome of a push's datagrams; None if a newer push is complete."""
-        session = self._sessions.of_worker(worker)  # a single dict read needs no lock
+        """Return the counts of a push's datagrams; None if the worker has a newer complete push."""
+        session = self._sessions.of_worker(worker)  # reading one dict entry needs no lock
         if session is None or session.closed_step != step:
             return None
         return session.outcome
 
-    # -- counters ---------------------------------------------------------------------------
+    # -- datagram counters ------------------------------------------------------------------
 
     def counters(self) -> list[tuple[int, ReassemblyCounters]]:
-        """Return (worker, counters) of all sessions."""
+        """Return (worker, counters) pairs of the open and ended datagram sessions."""
         with self._lock:
             return self._sessions.counters()
 
     def counts(self) -> DatagramCounts:
-        """Return a copy of all counters, added up by worker."""
+        """Return a copy of all datagram counters, added up by worker."""
         with self._lock:
             return DatagramCounts.of_sessions(self.counters(), self._dropped)
 
     def restore(self, before: DatagramCounts) -> None:
-        """Continue the counters of an earlier incarnation of the shard."""
+        """Continue from the datagram counts that the shard saved before a restart."""
         with self._lock:
             self._sessions.add_counters(before.workers.items())
             self._dropped.update(before.dropped)
 
 
 class InjectedLoss:
-    """Drops datagrams at random, for tests and experiments.
+    """Drops received datagrams at random, for tests and experiments.
 
     Args:
-        rate: Fraction of the datagrams to drop.
+        rate: Fraction of the datagrams to drop, from 0 to 1.
         seed: Seed of the random choice of datagrams.
     """
 
@@ -337,7 +349,7 @@ class InjectedLoss:
         self._rate, self._random = rate, np.random.default_rng(seed)
 
     def thin(self, data: memoryview, size: int) -> tuple[memoryview, int]:
-        """Return the surviving datagrams of a buffer, joined, and the number of dropped ones."""
+        """Return a buffer's surviving datagrams, joined, and the number of dropped datagrams."""
         pieces = [data[start : start + size] for start in range(0, len(data), size)]
         survives = self._random.random(len(pieces)) >= self._rate
         surviving = [piece for piece, stays in zip(pieces, survives, strict=True) if stays]
@@ -345,7 +357,9 @@ class InjectedLoss:
 
 
 def headers_of(data: memoryview, size: int) -> NDArray[np.void]:
-    """Return a view of the headers of consecutive datagrams; a truncated last header is left out.
+    """Return a view of the headers of consecutive datagrams.
+
+    An incomplete header at the buffer's end is left out.
 
     Args:
         data: Consecutive datagrams.
@@ -353,12 +367,12 @@ def headers_of(data: memoryview, size: int) -> NDArray[np.void]:
     """
     count = len(data) // size if size >= HEADER.itemsize else 0
     if size >= HEADER.itemsize and len(data) - count * size >= HEADER.itemsize:
-        count += 1  # the last datagram is shorter but has a whole header
+        count += 1  # the last datagram is shorter than `size` but has a whole header
     return np.ndarray((count,), HEADER, data, strides=(size,)) if count else np.empty(0, HEADER)
 
 
 def runs(heads: NDArray[np.void]) -> list[tuple[int, int, int]]:
-    """Return (start, stop, session id) of each run of consecutive headers of one session."""
+    """Return (start, stop, session id) for each run of consecutive headers of one session."""
     sessions = heads["session"]
     edges = np.flatnonzero(sessions[1:] != sessions[:-1]) + 1
     borders = [0, *edges.tolist(), len(heads)] if len(heads) else []
@@ -366,5 +380,5 @@ def runs(heads: NDArray[np.void]) -> list[tuple[int, int, int]]:
 
 
 def num_ours(heads: NDArray[np.void]) -> int:
-    """Return the number of headers that have Thinwire's magic number and version."""
+    """Return how many datagram headers have Thinwire's magic number and version."""
     return int(((heads["magic"] == MAGIC) & (heads["version"] == VERSION)).sum())

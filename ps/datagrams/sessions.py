@@ -1,4 +1,4 @@
-"""The open datagram sessions of one shard: they map a datagram to a worker's incarnation.
+"""The open datagram sessions of one shard. A session connects datagrams to one worker process.
 
 `Sessions` also stores the counters of ended sessions, added up by worker.
 """
@@ -24,42 +24,45 @@ _SESSION_BYTES, _KEY_BYTES = 8, 32
 
 @dataclasses.dataclass
 class PendingPush:
-    """The stream's part of the push that is being reassembled."""
+    """The part of a worker's push that has arrived on the gRPC stream, before its completion."""
 
-    push: pb.Push  # the push's newest message
+    push: pb.Push  # newest message of the push
     aux: Float32 | None
-    num_bytes: int  # coded bytes of the push's blocks
-    change: Update | None = None  # change that the script made to the weights outside its optimizer
+    num_bytes: int  # encoded size of the push's blocks, in bytes
+    # change that the worker's script made to the weights outside its optimizer; None for no change
+    change: Update | None = None
 
 
 @dataclasses.dataclass
 class WorkerReassembly:
-    """The session of one incarnation of one worker, with its reassembler."""
+    """The datagram session of one incarnation (process start) of a worker, with its reassembler."""
 
     worker: int
     incarnation: int
     session: DatagramSession
     reassembler: Reassembler
     pending: PendingPush | None = None
-    closed_step: int = 0  # step of the newest complete push
-    refusal: str | None = None  # why the newest complete push is not finite; None: it is
-    outcome: pb.DatagramOutcome | None = None  # outcome of the newest complete push's datagrams
-    bytes_before: int = 0  # datagram bytes received when the newest push was complete
-    late_before: int = 0  # late datagrams received when the newest push was complete
+    closed_step: int = 0  # step of the worker's newest complete push
+    # error text if the newest complete push holds NaN or infinity; else None
+    refusal: str | None = None
+    # counts of the newest complete push's datagrams; None before the first push
+    outcome: pb.DatagramOutcome | None = None
+    bytes_before: int = 0  # bytes received in datagrams until the newest push was complete
+    late_before: int = 0  # late datagrams received until the newest push was complete
     was_member: bool = False  # True once the worker has been a member of the run
 
     def add_message(self, push: pb.Push, contents: DecodedPush) -> None:
-        """Record a message of a push; a push may have several messages."""
+        """Record one stream message of a push; a push may consist of several messages."""
         before = self.pending
         continues = before is not None and before.push.step == push.step and before.push.more
         total = contents.num_bytes + (before.num_bytes if before and continues else 0)
         self.pending = PendingPush(push, contents.aux, total, contents.change)
 
     def on_complete(self, assembled: ReassembledStep) -> int:
-        """Record that the pending push is complete.
+        """Record that the pending push of the worker is complete.
 
         Returns:
-            The bytes received in datagrams since the push before was complete.
+            The bytes received in datagrams since the previous push was complete.
         """
         self.pending = self.refusal = None
         counters = self.reassembler.counters
@@ -72,11 +75,11 @@ class WorkerReassembly:
 
 
 class Sessions:
-    """The open sessions, by worker and by id; the caller holds a lock.
+    """The open datagram sessions of a shard, by worker and by id; the caller holds a lock.
 
     Args:
-        new_reassembler: Makes the reassembler of a session.
-        entropy: Returns the given number of random bytes.
+        new_reassembler: Creates the reassembler of a new session.
+        entropy: Returns the given number of random bytes, for session ids and signing keys.
     """
 
     def __init__(
@@ -87,27 +90,30 @@ class Sessions:
         self._new_reassembler, self._entropy = new_reassembler, entropy
         self._by_worker: dict[int, WorkerReassembly] = {}
         self._by_id: dict[int, WorkerReassembly] = {}
-        # Worker -> sum of the counters of all ended sessions of the worker.
+        # Worker id -> sum of the counters of all ended sessions of the worker.
         self._ended: dict[int, ReassemblyCounters] = {}
 
     def __iter__(self) -> Iterator[WorkerReassembly]:
-        """Iterate over a copy of the open sessions; the caller may close sessions meanwhile."""
+        """Iterate over a copy of the open sessions, so that the caller may close sessions."""
         return iter(list(self._by_worker.values()))
 
     def of_worker(self, worker: int) -> WorkerReassembly | None:
-        """Return a worker's session, possibly of an earlier incarnation; None if it has none."""
+        """Return the open session of a worker or of its earlier incarnation; None without one."""
         return self._by_worker.get(worker)
 
     def with_id(self, session_id: int) -> WorkerReassembly | None:
-        """Return the open session with this id, or None."""
+        """Return the open session with this id; None if no open session has the id."""
         return self._by_id.get(session_id)
 
     def ids(self) -> list[int]:
-        """Return the ids of all open sessions."""
+        """Return the ids of all open datagram sessions."""
         return list(self._by_id)
 
     def open(self, worker: int, incarnation: int) -> DatagramSession:
-        """Return the session of a worker's incarnation; end an earlier incarnation's session."""
+        """Return the datagram session of a worker's incarnation.
+
+        The session of an earlier incarnation of that worker ends.
+        """
         current = self._by_worker.get(worker)
         if current is not None and current.incarnation == incarnation:
             return current.session
@@ -119,14 +125,14 @@ class Sessions:
         return session
 
     def close(self, worker: int) -> None:
-        """End a worker's session, if it has one; add its counters to the worker's sum."""
+        """End a worker's datagram session, if open, and add its counters to the worker's sum."""
         ended = self._by_worker.pop(worker, None)
         if ended is not None:
             del self._by_id[ended.session.id]
             self.add_counters([(worker, ended.reassembler.counters)])
 
     def leavers(self, members: Iterable[int]) -> list[int]:
-        """Return the workers with open sessions that were members and left."""
+        """Return the workers that have left the run's members but still have open sessions."""
         staying, leaving = set(members), []
         for session in self:
             if session.worker in staying:
@@ -136,14 +142,14 @@ class Sessions:
         return leaving
 
     def counters(self) -> list[tuple[int, ReassemblyCounters]]:
-        """Return (worker, counters): one pair per worker's ended sessions, one per open session."""
+        """Return (worker, counters) pairs of all open sessions and of each worker's ended ones."""
         return [
             *self._ended.items(),
             *((session.worker, session.reassembler.counters) for session in self),
         ]
 
     def add_counters(self, ended: Iterable[tuple[int, ReassemblyCounters]]) -> None:
-        """Add (worker, counters) of ended sessions to the workers' sums; workers may repeat."""
+        """Add (worker, counters) pairs of ended sessions to the workers' sums."""
         for worker, counters in ended:
             before = self._ended.get(worker)
             self._ended[worker] = counters if before is None else before.plus(counters)

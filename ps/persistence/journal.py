@@ -1,14 +1,15 @@
-"""The write-ahead journal of one shard: every event of its core since the last snapshot, in order.
+"""The write-ahead journal of a PS shard: all events of its core since the last snapshot, in order.
 
 Each snapshot begins a journal file and stores the file's number. The file's first record, its head,
-holds the settings of the core, the number of the file that it continues, and the byte at which it
-continues that file. A snapshot's file and all files after it therefore hold every event of the core
+holds the settings of the core, the number of the file that this file continues, and the byte offset
+in that file. A snapshot's journal file and all later files therefore hold every event of the core
 after that snapshot, across restarts.
 
-`JournaledCore` appends an event before the core handles it. `HighWaterLog` writes the version that
-an update leads to before any reply leaves the shard, so that a restarted shard knows the number of
-updates that it lacks. The two files are written unbuffered and not synced: they survive the death
-of the process. After a crash of the machine only the last snapshot remains.
+`JournaledCore` appends an event to the journal before the core handles the event. `HighWaterLog`
+writes the shard's new version before any reply leaves the shard, so that a restarted shard knows
+how many updates are lost. The journal and the high-water mark are written unbuffered and not
+synced: they survive the death of the process. After a crash of the machine only the last snapshot
+remains.
 """
 
 from __future__ import annotations
@@ -33,29 +34,30 @@ from thinwire.ps.persistence.journal_format import DamagedRecord, EventCoder, Tr
 
 #: Stop reason of a run that ended because a journal could not be written.
 STOP_REASON = "journal_failed"
-#: A snapshot is due when the journal is larger than this many models and larger than `LEAST_BYTES`.
+#: Size of a journal file, in models, above which the shard saves a snapshot and begins another
+#: file. `LEAST_BYTES` is a second lower bound of this size.
 _MODELS = 4
-#: Minimum size at which the journal makes a snapshot due, in bytes: a small model would otherwise
-#: be saved very often.
+#: Size of a journal file, in bytes, up to which its size requires no snapshot. Without this bound
+#: the shard would save a small model very often.
 LEAST_BYTES = 64 << 20
-#: The number is the format. 1: by attributes of the core; 2: draws without steps; 3: no joiners;
-#: 4: blocks span one slot.
+#: First bytes of a journal file; the digit is the format's number. Earlier formats: 1 stored
+#: attributes of the core; 2 had draws without steps; 3 had no joiners; in 4 a block spans one slot.
 _MAGIC = b"TWJRNL6\n"
 _NAME = re.compile(r"journal-(\d{6,})\.bin")
 _MARK_NAME = "reached.bin"
-_VALUES = struct.Struct("<QQ")  # generation, version
-_CHECKSUM = struct.Struct("<I")  # CRC-32 of the values
+_VALUES = struct.Struct("<QQ")  # generation of the shard, version of its weights
+_CHECKSUM = struct.Struct("<I")  # CRC-32 of generation and version
 
 
 class JournalFailed(Exception):
-    """The journal cannot be written; the message names the file and the remedy."""
+    """A shard cannot write its journal; the message names the file and the remedy."""
 
 
 class Uncodable(Exception):
-    """An event cannot be coded as a record: its sender set a value of an illegal type.
+    """An event cannot be coded as a journal record: its sender set a value of an illegal type.
 
     Attributes:
-        cause: Exception that the coder raised.
+        cause: Exception that the coder of events raised.
     """
 
     def __init__(self, cause: Exception) -> None:
@@ -65,19 +67,19 @@ class Uncodable(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class JournalPosition:
-    """A position in a journal: the number of a file, and a byte offset from its first record."""
+    """A position in a journal: number of a file, and byte offset from the file's first record."""
 
     number: int
     offset: int
 
 
 def path_of(folder: pathlib.Path, number: int) -> pathlib.Path:
-    """Return the path of the journal file with this number."""
+    """Return the path of the journal file with the given number in a folder."""
     return folder / f"journal-{number:06d}.bin"
 
 
 def numbers(folder: pathlib.Path) -> list[int]:
-    """Return the numbers of all journal files in a folder, ascending."""
+    """Return the numbers of all journal files in a folder, in ascending order."""
     if not folder.is_dir():
         return []
     matches = (_NAME.fullmatch(path.name) for path in folder.iterdir())
@@ -85,11 +87,12 @@ def numbers(folder: pathlib.Path) -> list[int]:
 
 
 def contents(path: pathlib.Path, most_bytes: int = -1) -> memoryview:
-    """Return the bytes of a file from its first record on.
+    """Return the bytes of a journal file from its first record on.
 
     Args:
-        path: Journal file.
-        most_bytes: Number of bytes to read, magic included; -1: all.
+        path: Path of the journal file.
+        most_bytes: Number of bytes to read, including the magic at the file's start; -1: the whole
+            file.
 
     Raises:
         DamagedRecord: The file is not a journal (TruncatedRecord: the file ends before its head).
@@ -107,7 +110,7 @@ def contents(path: pathlib.Path, most_bytes: int = -1) -> memoryview:
 
 
 def remove_before(folder: pathlib.Path, number: int) -> None:
-    """Remove the journal files with numbers below `number`; no snapshot may need them."""
+    """Remove the journal files with numbers below `number`, which no snapshot on disk may need."""
     for old in numbers(folder):
         if old < number:
             path_of(folder, old).unlink(missing_ok=True)
@@ -118,14 +121,14 @@ def _create(path: pathlib.Path) -> BinaryIO:
 
 
 class Journal:
-    """Writes the journal of one generation of a shard (writer thread).
+    """Writes the journal of a shard from one restart to the next. Runs on the writer thread.
 
     Args:
-        folder: Folder of the shard's checkpoints.
-        coder: Coder of the shard's events.
+        folder: Folder of the shard's checkpoints, which also holds the journal files.
+        coder: Coder of the shard's events as journal records.
         model_bytes: Size of the shard's weights, in bytes.
-        after: End of the previous generation's journal; None if there is no journal to continue.
-        create: Creates an unbuffered file.
+        after: End of the journal from before the restart; None if there is no journal to continue.
+        create: Function that creates an unbuffered file at a path.
     """
 
     def __init__(
@@ -141,26 +144,29 @@ class Journal:
         self._file: BinaryIO | None = None
         self._place = after or JournalPosition(0, 0)
         self.num_records = 0
-        self.num_bytes = 0  # written to all files
+        self.num_bytes = 0  # number of bytes written to all journal files
 
     @property
     def is_due(self) -> bool:
-        """True if the journal is so large that a snapshot is due, which begins another file."""
+        """True if the journal file is so large that a snapshot (and another file) is due."""
         return self._place.offset > self._most_bytes
 
     @property
     def bytes_since_snapshot(self) -> int:
-        """Size of the current file, in bytes; a restart would replay this file."""
+        """Size of the current journal file, in bytes; a restarted shard would replay this file."""
         return self._place.offset
 
     def begin(self, settings: State) -> int:
-        """Begin another file for the events after the core's current state; return its number.
+        """Begin another journal file, for the events after the core's current state.
 
         Args:
             settings: Settings of the core, as plain data without arrays.
 
+        Returns:
+            The number of the new journal file.
+
         Raises:
-            JournalFailed: The disk failed.
+            JournalFailed: The journal file cannot be written to the disk.
         """
         self.close()
         after = dataclasses.asdict(self._place) if self._place.number else None
@@ -177,11 +183,11 @@ class Journal:
         return number
 
     def append(self, event: events.Event, now: float) -> None:
-        """Append an event that the core is about to handle.
+        """Append an event that the core is about to handle to the journal.
 
         Raises:
-            JournalFailed: The disk failed; a replay ignores the partly written record.
-            Uncodable: The event cannot be coded; nothing was written.
+            JournalFailed: The record cannot be written; a replay ignores a partly written record.
+            Uncodable: The event cannot be coded as a record; the journal is unchanged.
         """
         try:
             record = self._coder.code(event, now)
@@ -191,7 +197,7 @@ class Journal:
         self.num_records += 1
 
     def close(self) -> None:
-        """Close the file; a later `append` raises ValueError."""
+        """Close the journal file; a later `append` raises ValueError."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -222,14 +228,14 @@ class Journal:
 
 @dataclasses.dataclass(frozen=True)
 class HighWaterMark:
-    """The last version that a generation of a shard reached."""
+    """The last version that a shard reached between two restarts (in one generation)."""
 
     generation: int
     version: int
 
 
 def read_mark(folder: pathlib.Path) -> HighWaterMark | None:
-    """Return the newest mark; None if the file is missing or damaged."""
+    """Return a shard's newest high-water mark; None if the mark's file is missing or damaged."""
     try:
         data = (folder / _MARK_NAME).read_bytes()
         (checksum,) = _CHECKSUM.unpack(data[_VALUES.size :])
@@ -240,19 +246,19 @@ def read_mark(folder: pathlib.Path) -> HighWaterMark | None:
 
 
 class HighWaterLog:
-    """Writes the marks of one generation of a shard (writer thread).
+    """Writes a shard's high-water mark, the newest version it reached. Runs on the writer thread.
 
-    A mark is 20 bytes, overwritten in place: a checksum detects a partly written mark.
+    A mark is 20 bytes, overwritten in place. Its checksum detects a partly written mark.
     """
 
     def __init__(self, folder: pathlib.Path, mark: HighWaterMark) -> None:
-        """Begin at `mark` without writing it: this generation has not applied any update yet."""
+        """Begin at `mark` without writing a mark: the restarted shard has applied no update yet."""
         self._folder, self._generation, self._version = folder, mark.generation, mark.version
         self._descriptor: int | None = None
         self._failed = False
 
     def record(self, version: int) -> None:
-        """Write a mark if the version is new; after a failure of the disk, do nothing."""
+        """Write a high-water mark if the version is new; do nothing if an earlier write failed."""
         if version == self._version or self._failed:
             return
         self._version = version
@@ -273,7 +279,7 @@ class HighWaterLog:
             )
 
     def close(self) -> None:
-        """Close the file; later marks are ignored."""
+        """Close the file of the high-water mark; later calls of `record` do nothing."""
         self._failed = True
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -281,28 +287,29 @@ class HighWaterLog:
 
 
 class JournaledCore:
-    """Writes each event to the journal, if there is one, and then has the core handle it.
+    """Writes each event of a shard to the journal, if any, before the core handles the event.
 
-    If the core raises on a worker's event, the event is rejected: a `Failed` event is appended
-    behind it, so that a replay does not handle the rejected event again. An event that cannot be
-    coded for the journal is rejected in the same way, before the core handles it.
+    If the core raises on a worker's event, the event is rejected: a `Failed` event is appended to
+    the journal behind the event, so that a replay does not handle the rejected event again. An
+    event that cannot be coded for the journal is rejected in the same way, before the core handles
+    the event.
 
-    When the disk fails, the run ends, and the core handles no event that is not in the journal.
-    Only shard 0 can end a run. Until shard 0 does, a following shard replies to no push, because
-    the push would not be applied.
+    When the journal cannot be written, the run ends, and the core handles no event that is not in
+    the journal. Only shard 0 can end a run. If the journal of another shard fails, that shard
+    replies to no push until shard 0 ends the run, because the push would not be applied.
 
     Attributes:
         journal: Journal that events are written to; None: events are not written.
-        failure: Why the journal cannot be written; None while it can.
-        about: Entries of the summary's journal block other than the counts.
-        recovered: Counts of the events that earlier journals restored, over all generations, and
+        failure: Error of a failed write to the journal; None if no write has failed.
+        about: Entries of the journal in the run's summary, except the counts of events and bytes.
+        recovered: Counts of the events that earlier journals restored, over all restarts, and
             the damage at which replays cut a journal.
         high_water: Log of the versions that the core reaches; None: versions are not logged.
-        on_failure: Called once, when the disk fails.
+        on_failure: Function called once, when the journal cannot be written.
     """
 
     def __init__(self, core: PsCore) -> None:
-        """Begin without a journal."""
+        """Begin without a journal: events are not written."""
         self.core = core
         self.journal: Journal | None = None
         self.failure: JournalFailed | None = None
@@ -314,14 +321,14 @@ class JournaledCore:
         self._writes = self._ends = False
 
     def write_to(self, journal: Journal, settings: State) -> None:
-        """Use this journal from the next `begin` on."""
+        """Write events to the given journal from the next call of `begin` on."""
         self.journal, self._settings, self._writes = journal, settings, True
 
     def handle(self, event: events.Event, now: float) -> list[events.Action]:
-        """Write an event, then have the core handle it; end the run if writing fails."""
+        """Write an event to the journal, then have the core handle it; end the run on a failure."""
         # The order is an invariant: the event is in the journal before the core changes, and the
         # version is in the high-water mark before the caller sends the actions. A crash at any
-        # line then loses no acknowledged update without counting it.
+        # line then loses no acknowledged update without counting the update as lost.
         event = self._written(event, now)
         if self.failure is not None and not self._ends:
             self._ends = True
@@ -337,7 +344,7 @@ class JournaledCore:
         return actions
 
     def _written(self, event: events.Event, now: float) -> events.Event:
-        """Write an event and return it; if it cannot be coded, write and return a `Failed`."""
+        """Write an event to the journal and return it; replace an uncodable event by a `Failed`."""
         try:
             self._write(event, now)
             return event
@@ -358,7 +365,7 @@ class JournaledCore:
             self._fail(failure)
 
     def _handle_or_reject(self, event: events.Event, now: float) -> list[events.Action]:
-        """Have the core handle an event; if it raises, reject the worker's event."""
+        """Have the core handle an event; reject a worker's event on which the core raises."""
         try:
             return self.core.handle(event, now)
         except Exception as error:
@@ -370,7 +377,7 @@ class JournaledCore:
         return self.core.handle(failed, now)
 
     def begin(self) -> State:
-        """Begin another file; return the entries that the current state's snapshot must hold."""
+        """Begin another journal file; return the entries to add to the current state's snapshot."""
         if self.journal is None or not self._writes:
             return {"recovered": self.recovered}
         try:
@@ -382,23 +389,23 @@ class JournaledCore:
         return {"recovered": self.recovered, "journal": number, "soft": soft}
 
     def consistent(self, state: State) -> State:
-        """Return the state to save with a new file; `state` is used while the run trains.
+        """Return the durable state to save with a new journal file: `state` while the run trains.
 
         At its end a run takes a snapshot before every worker has received its last reply, so the
-        core may have handled more events than `state` holds. The new file does not hold these
-        events; the core's current durable state is then returned instead.
+        core may have handled more events than `state` holds. The new journal file does not hold
+        these events. After the end, the core's current durable state is therefore returned.
         """
         return self.core.snapshot() if self._writes and self.core.stop_reason else state
 
     def close(self) -> None:
-        """Stop writing: the next snapshot is the last one and holds the whole state."""
+        """Close the journal and the mark: the next snapshot is the last one of the run."""
         self._writes = False
         for file in (self.journal, self.high_water):
             if file is not None:
                 file.close()
 
     def summary(self) -> dict[str, Any]:
-        """Return the journal's block of the run's summary; {} without a block."""
+        """Return {"journal": figures} for the run's summary; {} if `about` is empty."""
         journal = self.journal
         counts = {"events": journal.num_records, "bytes": journal.num_bytes} if journal else {}
         return {"journal": {**self.about, **self.recovered, **counts}} if self.about else {}
@@ -411,7 +418,7 @@ class JournaledCore:
 
 
 def _log_failure(event: events.OfWorker, failed: events.Failed, error: Exception) -> None:
-    logging.log_every_n_seconds(  # a client that repeats the event must not fill the disk
+    logging.log_every_n_seconds(  # a worker that repeats the event must not fill the disk
         logging.ERROR,
         "cannot handle a %s of worker %d (%s): expelling the worker; the run continues. This is a "
         "bug of Thinwire: please report it with this traceback.\n%s",

@@ -1,11 +1,11 @@
-"""Records of a journal: the events of a shard's core with their times, as checksummed bytes.
+"""Records of a journal: the events of a PS shard's core with their times, as checksummed bytes.
 
-    length: 4 bytes, of the body    checksum: 4 bytes, CRC-32 of length and body    body
+A record: length of the body (4 bytes), checksum (4 bytes, CRC-32 of length and body), and the body.
 
-A body is the time (8 bytes, float64), the kind of the record (1 byte) and its contents. A push is
-stored as it was received: the Push message, then its payload. A push that was reassembled from
-datagrams is coded in the same way. All other events, and the head of a file, are JSON. All numbers
-are little-endian; nothing is pickled.
+The body of a record is the time (8 bytes, float64), the kind of the record (1 byte) and the
+record's contents. A push is stored as the shard received it: the Push message, then its payload. A
+push that was reassembled from datagrams is coded in the same way. All other events, and the head of
+a journal file, are JSON. All numbers are little-endian; no value is pickled.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
 
 _FRAME = struct.Struct("<II")
 _BODY = struct.Struct("<dB")
-_PUSH = struct.Struct("<III")  # worker, bytes of the update as received, bytes of the message
+_PUSH = struct.Struct("<III")  # worker id, bytes of the coded update, bytes of the message
 _HEAD, _EVENT, _PUSH_EVENT = 0, 1, 2
 _KINDS = {
     Kind.GRADIENT: pb.UPDATE_KIND_GRADIENT,
     Kind.DELTA: pb.UPDATE_KIND_DELTA,
     Kind.VALUES: pb.UPDATE_KIND_VALUES,
 }
-#: Exceptions that decoding a damaged body may raise.
+#: Exceptions that decoding the body of a damaged journal record may raise.
 _DECODING_ERRORS = (
     *(struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError),
     RecursionError,
@@ -48,25 +48,25 @@ _DECODING_ERRORS = (
 
 
 class DamagedRecord(ValueError):
-    """A record was changed after it was written; the message names the difference."""
+    """A journal record was changed after it was written; the message names the difference."""
 
 
 class TruncatedRecord(DamagedRecord):
-    """The data end before the record does."""
+    """The data of a journal file end before the last record does."""
 
 
 class EventCoder:
-    """Codes and decodes the events of one shard."""
+    """Codes the events of one shard's core as journal records, and decodes the records."""
 
     def __init__(
         self, layout: ShardLayout, method: Method, kernels: Kernels, aux_count: int = 0
     ) -> None:
-        """Prepare the decoder of pushes.
+        """Prepare the decoder of the shard's pushes.
 
         Args:
-            layout: Layout of the shard.
-            method: Method of the run.
-            kernels: Array operations.
+            layout: Layout of the shard: the slices of the model that the shard holds.
+            method: Training method of the run.
+            kernels: Implementation of the array operations.
             aux_count: Number of averaged values (`aux`) that each push carries.
         """
         self._layout = layout
@@ -82,7 +82,7 @@ class EventCoder:
         self._chooser = IndexChooser()
 
     def code(self, event: events.Event, now: float) -> list[Any]:
-        """Return the pieces of the record of an event that the core handles at time `now`."""
+        """Return the bytes, in pieces, of the record of an event that the core handles at `now`."""
         if not isinstance(event, events.Push):
             return framed([_BODY.pack(now, _EVENT), _json(to_plain(event))])
         message, pieces = event.coded or self._coded(event)
@@ -91,7 +91,7 @@ class EventCoder:
         return framed([_BODY.pack(now, _PUSH_EVENT) + described + head, *pieces])
 
     def _coded(self, push: events.Push) -> tuple[pb.Push, list[Any]]:
-        """Return the message and the payload pieces of a push that kept neither."""
+        """Return message and payload pieces of a push event that does not hold them as received."""
         message = pb.Push(
             incarnation=push.incarnation,
             step=push.step,
@@ -126,10 +126,10 @@ class EventCoder:
         return message, pieces
 
     def decode(self, body: memoryview) -> tuple[events.Event, float]:
-        """Return (event, time at which the core handled it).
+        """Return (event, time at which the core handled the event) from a record's body.
 
         Raises:
-            DamagedRecord: The body does not hold an event.
+            DamagedRecord: The body of the record does not hold an event.
         """
         try:
             now, kind = _BODY.unpack_from(body)
@@ -159,7 +159,7 @@ def _event(content: Any) -> events.Event:
 
 
 def framed(body: Sequence[Any]) -> list[Any]:
-    """Return the pieces of a record with this body."""
+    """Return the pieces of a journal record with this body: length, checksum and body."""
     length = sum(len(piece) for piece in body)
     checksum = zlib.crc32(length.to_bytes(4, "little"))
     for piece in body:
@@ -168,15 +168,15 @@ def framed(body: Sequence[Any]) -> list[Any]:
 
 
 def head(content: dict[str, Any]) -> list[Any]:
-    """Return the pieces of a file's first record; `content` is plain data without arrays."""
+    """Return the pieces of a journal file's head; `content` is plain data without arrays."""
     return framed([_BODY.pack(0.0, _HEAD), _json(content)])
 
 
 def content_of_head(body: memoryview) -> dict[str, Any]:
-    """Return the content that `head` was called with.
+    """Return the content of a journal file's head (first record), as passed to `head`.
 
     Raises:
-        DamagedRecord: The body is not a head.
+        DamagedRecord: The body of the record is not a head.
     """
     try:
         _, kind = _BODY.unpack_from(body)
@@ -189,10 +189,11 @@ def content_of_head(body: memoryview) -> dict[str, Any]:
 
 
 def bodies(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield (offset of the record's end, body) for each record, in order.
+    """Yield (byte offset of the record's end, body) for each record of a journal file, in order.
 
     Raises:
-        DamagedRecord: A record was changed, or is incomplete (TruncatedRecord).
+        DamagedRecord: A record was changed after it was written. TruncatedRecord: the last record
+            is incomplete.
     """
     at = 0
     while at < len(data):

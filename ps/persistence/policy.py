@@ -1,7 +1,8 @@
-"""Decides whether a shard writes a journal, and replays the last generation's journal.
+"""Decides whether a PS shard writes a journal of its events, and replays the previous journal.
 
 ``--journal=auto`` decides by the size of the method's pushes, which is measured before training
-starts. Sparse pushes are small compared with the model and are journaled; dense pushes are not.
+starts. Sparse pushes are small compared with the model and are journaled; dense pushes are not
+journaled.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from thinwire.ps.persistence.shard_store import SavedShard
 from thinwire.ps.wire.push_decoder import PushDecoder
 from thinwire.runtime.run.settings import Run
 
-#: With --journal=auto: pushes that are a larger fraction of the model are not journaled.
+#: Size of a push as a fraction of the model's size, from which --journal=auto writes no journal.
 LARGEST_FRACTION = 0.1
-#: Upper bound of the model entries that are coded to measure the size of a push.
+#: Largest number of model entries that are coded to measure the size of a push.
 _MOST_ENTRIES = 4_000_000
 
 
 class JournalPolicy:
-    """Decides at the start, from the flag and the method, whether the shard writes a journal.
+    """Decides at the run's start, from --journal and the method, if a shard writes a journal.
 
     Attributes:
-        about: Entries of the summary's journal block other than the counts.
+        about: Entries of the journal in the run's summary, except the counts of events and bytes.
 
     Args:
-        run: The run's settings.
-        choice: Value of --journal.
-        saved: Files of the shard.
-        coder: Coder of the shard's events.
-        spec: Spec of the whole model.
+        run: Settings of the run.
+        choice: Value of the flag --journal: "auto", "on" or "off".
+        saved: Saved files of the shard: checkpoints and journals.
+        coder: Coder of the shard's events as journal records.
+        spec: Names, shapes and dtypes of the whole model's variables.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class JournalPolicy:
         """Replay the journal on top of the newest snapshot.
 
         Args:
-            make: Makes cores; None: do not replay, and continue from the snapshot.
+            make: Function that makes a core; None: continue from the snapshot without a replay.
         """
         replayed = None if make is None else self._saved.replay(make, self._coder)
         before = self._saved.recovered
@@ -73,12 +74,12 @@ class JournalPolicy:
         }
 
     def begin(self, journaled: JournaledCore, decoder: PushDecoder, lease_seconds: float) -> None:
-        """Count lost updates; start a journal with the next snapshot if the policy is on.
+        """Count lost updates; start a journal with the next snapshot if --journal allows it.
 
         Args:
             journaled: Core of the shard.
             decoder: Decoder of the shard's pushes.
-            lease_seconds: Duration of a worker's lease, in seconds.
+            lease_seconds: Silence after which a worker is expelled, in seconds.
         """
         self._count_lost(journaled.core)
         self._write_to(journaled, decoder, lease_seconds)
@@ -86,13 +87,13 @@ class JournalPolicy:
     def begin_phase(
         self, before: JournalPolicy, journaled: JournaledCore, decoder: PushDecoder, lease: float
     ) -> None:
-        """Start the journal of another model with the next snapshot if the policy is on.
+        """Start the journal of a script's next model at the next snapshot, if --journal allows it.
 
         Args:
-            before: Policy of the model before.
+            before: Policy of the script's previous model.
             journaled: Core of the shard; its journal must be closed.
             decoder: Decoder of the new model's pushes.
-            lease: Duration of a worker's lease, in seconds.
+            lease: Silence after which a worker is expelled, in seconds.
         """
         self.recovered = before.recovered
         journaled.journal = None
@@ -114,7 +115,7 @@ class JournalPolicy:
         journaled.write_to(self._saved.new_journal(self._coder, model_bytes), settings)
 
     def _count_lost(self, core: PsCore) -> None:
-        """Count and log the updates that the previous generation applied and that are lost."""
+        """Count and log the lost updates, which the shard applied before its last restart."""
         reached = self._saved.reached_version
         if reached is None:
             return
@@ -131,9 +132,9 @@ class JournalPolicy:
 def push_fraction(method: Method, spec: ModelSpec) -> float:
     """Return the coded size of a push as a fraction of the model's float32 size.
 
-    The method's codec and the wire coding code random values, with the codec's warm-up complete.
-    For a large model, only some of the tensors are coded. With a collective, workers push whole
-    weights, and the fraction is 1.
+    The function codes random values with the method's codec (after its warm-up) and the wire
+    coding. If a model is large, only some of its tensors are coded. If workers sum gradients among
+    themselves (--collective), they push whole weights, and the fraction is 1.
     """
     if method.collective != THROUGH_PS:
         return 1.0
@@ -150,9 +151,10 @@ def push_fraction(method: Method, spec: ModelSpec) -> float:
 
 
 def _sample(spec: ModelSpec) -> ModelSpec:
-    """Return the first tensors that fit in `_MOST_ENTRIES` together, at least one.
+    """Return the model's first tensors that together have at most `_MOST_ENTRIES` entries.
 
-    A tensor that alone exceeds `_MOST_ENTRIES` is cut to the rows that fit.
+    At least one tensor is returned. A tensor that alone has more entries is cut to the rows that
+    fit.
     """
     sampled: list[TensorSpec] = []
     num_entries = 0

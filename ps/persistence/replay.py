@@ -1,7 +1,8 @@
-"""Restores the state in which a shard died: loads a snapshot and replays the journal's events.
+"""Restores the state in which a PS shard died: loads a snapshot, replays the journal's events.
 
-The core is deterministic: the same events lead to the same state, bit for bit. Damage ends the
-replay at the last intact record. An event on which the core raises also ends the replay.
+The shard's core is deterministic: the same events lead to the same state, bit for bit. Damage of
+the journal ends the replay at the last intact record. An event on which the core raises also ends
+the replay.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ MakeCore = Callable[[CoreConfig, float], PsCore]
 
 @dataclasses.dataclass(frozen=True)
 class ReplaySettings:
-    """The settings of a generation's core, as the heads of its journal files store them."""
+    """The settings of a shard's core from one restart to the next, as stored in journal heads."""
 
     config: CoreConfig
     lease_seconds: float
 
     def to_plain(self) -> State:
-        """Return plain data without arrays."""
+        """Return the settings as plain data without arrays."""
         return {
             field.name: to_plain(getattr(self, field.name)) for field in dataclasses.fields(self)
         }
 
     @staticmethod
     def of(content: State) -> ReplaySettings:
-        """Return the settings that `to_plain` turned into this content.
+        """Return the settings from plain data that `to_plain` returned.
 
         Raises:
-            DamagedRecord: The content does not hold settings.
+            DamagedRecord: The plain data do not hold settings of a core.
         """
         try:
             return ReplaySettings(**{name: from_plain(value) for name, value in content.items()})
@@ -56,14 +57,15 @@ class ReplaySettings:
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """The result of a replay.
+    """The result of the replay of a shard's journal.
 
     Attributes:
         core: Durable state of the core after the replay.
-        place: Position after the last replayed record.
+        place: Position in the journal after the last replayed record.
         num_records: Number of replayed events.
-        generation: Highest generation in the state and in all files' heads.
-        damage: Why the replay ended before the journal's end; None if it reached the end.
+        generation: Highest generation (number of restarts of the shard) in the state and in the
+            heads of all journal files.
+        damage: Why the replay ended before the journal's end; None if the replay reached the end.
     """
 
     core: State
@@ -74,41 +76,41 @@ class Replayed:
 
 
 class _Unhandled(Exception):
-    """The core raised on an event of the journal."""
+    """The core raised an exception on an event of the journal."""
 
     def __init__(self, num_records: int) -> None:
         super().__init__(num_records)
-        self.num_records = num_records  # number of events before the failed event
+        self.num_records = num_records  # number of replayed events before the failed event
 
 
 class _RecordReader:
-    """Reads the records of a journal in order, beginning with one file."""
+    """Reads the records of a shard's journal in order, beginning with one journal file."""
 
     def __init__(self, folder: pathlib.Path, first: int) -> None:
         self._folder = folder
         self.heads: dict[int, _FileHeader] = {}
-        self._broken: dict[int, str] = {}  # number -> why its head cannot be read
+        self._broken: dict[int, str] = {}  # number of a file -> why its head cannot be read
         for number in journal.numbers(folder):
             try:
                 self.heads[number] = _head(folder, number)
-            except TruncatedRecord:  # a file with a partly written head holds no event
+            except TruncatedRecord:  # a journal file with a partly written head holds no event
                 continue
             except DamagedRecord as error:
                 self._broken[number] = f"cannot be read ({error})"
-        self.place = JournalPosition(first, 0)  # where the newest record ends
+        self.place = JournalPosition(first, 0)  # position at which the last read record ends
         self.is_head = False
 
     def records(self) -> Iterator[memoryview]:
-        """Yield the bodies; `place` and `is_head` describe the body yielded last.
+        """Yield the bodies of all records; `place` and `is_head` describe the body yielded last.
 
         Raises:
-            DamagedRecord: A record was changed after it was written.
+            DamagedRecord: A record of the journal was changed after it was written.
         """
         number = self.place.number
         while True:
-            # Several files may continue the same file: after a replay was cut at damage, the
-            # restarted shard began a new file at the cut. Only the newest continuation holds the
-            # acknowledged events; an older one holds events that the restart gave up.
+            # Several journal files may continue the same file: after a replay was cut at damage,
+            # the restarted shard began a new file at the cut. Only the newest continuation holds
+            # the acknowledged events. An older continuation holds events that the restart gave up.
             after = {n: head.after for n, head in self.heads.items() if head.after is not None}
             follow = (n for n, place in after.items() if n > number == place.number)
             follows = max(follow, default=None)
@@ -143,17 +145,17 @@ class _RecordReader:
 
 @dataclasses.dataclass(frozen=True)
 class _FileHeader:
-    """The head of a journal file: its first record."""
+    """The head of a journal file, which is the file's first record."""
 
-    after: JournalPosition | None  # end of the events in the continued file; None: no file before
+    after: JournalPosition | None  # position in the file that it continues; None: continues none
     settings: ReplaySettings
 
     @staticmethod
     def of(body: memoryview) -> _FileHeader:
-        """Read a head from a record's body.
+        """Read the head of a journal file from the body of the file's first record.
 
         Raises:
-            DamagedRecord: The body is not a head.
+            DamagedRecord: The body of the record is not a head.
         """
         content = journal_format.content_of_head(body)
         try:
@@ -164,10 +166,10 @@ class _FileHeader:
 
 
 def _head(folder: pathlib.Path, number: int) -> _FileHeader:
-    """Return a file's head.
+    """Return the head (first record) of the journal file with this number.
 
     Raises:
-        DamagedRecord: The head cannot be read (TruncatedRecord: the file ends within the head).
+        DamagedRecord: The head cannot be read. TruncatedRecord: the file ends within the head.
     """
     data = journal.contents(journal.path_of(folder, number), 2 * _LARGEST_HEAD_BYTES)
     if (claimed := int.from_bytes(data[:4], "little")) > _LARGEST_HEAD_BYTES:
@@ -185,18 +187,18 @@ def replay(
     make: MakeCore,
     coder: EventCoder,
 ) -> Replayed:
-    """Replay the events that were journaled after a snapshot.
+    """Replay the events that a shard wrote to its journal after a snapshot.
 
     Args:
-        folder: Folder of the journal.
-        snapshot: Durable state of the core.
-        soft: State of the core that a restart without a journal loses.
-        first: Number of the file that was begun with the snapshot.
-        make: Makes cores.
-        coder: Coder of the shard's events.
+        folder: Folder of the journal files.
+        snapshot: Durable state of the core in the snapshot.
+        soft: State of the core in the snapshot that a restart without a journal would lose.
+        first: Number of the journal file that the shard began with the snapshot.
+        make: Function that makes a core from its settings.
+        coder: Coder of the shard's events as journal records.
     """
-    # A core that raised may be half changed. The replay therefore starts again from the snapshot
-    # with a fresh core, and stops before the event that failed.
+    # If the core raises on an event, its state may be half changed. The replay therefore starts
+    # again from the snapshot with a new core, and stops before the event that failed.
     most, damage = None, None
     while True:
         try:
@@ -223,16 +225,16 @@ def _attempt(
     coder: EventCoder,
     most: int | None,
 ) -> Replayed:
-    """Replay all events, or the first `most`.
+    """Replay all events of a journal; if `most` is not None, replay only the first `most` events.
 
     Raises:
-        _Unhandled: The core raised on an event.
+        _Unhandled: The core raised an exception on an event.
     """
     core: PsCore | None = None
     settings, damage, count = None, None, 0
-    # (event, time) that the core has not handled yet. `JournaledCore` writes a `Failed` record
-    # behind an event on which the core raised, so an event is handled only once the next record
-    # shows that it did not fail.
+    # The last read (event, time), which the core has not handled yet. `JournaledCore` writes a
+    # `Failed` record behind an event on which the core raised. So the replay lets the core handle
+    # an event only after the next record has shown that the event did not fail.
     newest: tuple[Any, float] | None = None
     try:
         for body in files.records():
@@ -261,17 +263,17 @@ def _attempt(
 def _handle(
     handle: Callable[[Any, float], object] | None, newest: tuple[Any, float] | None, count: int
 ) -> None:
-    """Have the core handle an event; drop the resulting actions.
+    """Have the core handle a replayed event; drop the resulting actions.
 
-    The dead process has performed these actions, or no client needs them after the restart.
+    The dead process has performed these actions, or no worker needs them after the restart.
 
     Args:
-        handle: Method `handle` of the core; None if no head has been read yet.
-        newest: (event, time at which it was handled); None if there is no event.
-        count: Number of events up to this event.
+        handle: Method `handle` of the core; None if no head of a journal file has been read yet.
+        newest: (event, time at which the dead process handled it); None if there is no event.
+        count: Number of replayed events up to and including this event.
 
     Raises:
-        _Unhandled: The core raised.
+        _Unhandled: The core raised an exception on the event.
     """
     if handle is None or newest is None:
         return
@@ -284,14 +286,14 @@ def _handle(
 def _core_for(
     core: PsCore | None, settings: ReplaySettings, start: tuple[State, State], make: MakeCore
 ) -> PsCore:
-    """Return the core for the events of a file: `core`, or a new core for a new generation."""
+    """Return the core for a journal file's events: `core`, or a new one if the shard restarted."""
     if core is not None and core.config.generation == settings.config.generation:
         return core
     fresh = make(settings.config, settings.lease_seconds)
     if core is None:
-        durable, soft = copy.deepcopy(start)  # another attempt may need it unchanged
+        durable, soft = copy.deepcopy(start)  # a second attempt needs `start` unchanged
         fresh.load_state_dict(durable)
         fresh.load_state_dict(soft, soft=True)
-    else:  # the shard restarted here, from the state that the earlier records lead to
+    else:  # at this record the shard restarted, from the state that the earlier records lead to
         fresh.load_state_dict(core.state_dict())
     return fresh

@@ -1,7 +1,7 @@
-"""Reads and writes the files of one shard: checkpoints of its snapshots, journals, a version mark.
+"""Reads and writes the files of a PS shard: checkpoints, journals, and the high-water mark.
 
-A separate thread writes the snapshots (`Saver`). While the thread is busy, only the newest snapshot
-waits. A journal that no snapshot on disk needs is removed.
+A separate thread (`Saver`) writes each snapshot of the shard as a checkpoint. While the thread is
+busy, only the newest snapshot waits. A journal file that no checkpoint needs is removed.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ from thinwire.runtime.run.lock import LockOwner
 from thinwire.runtime.run.resuming import OtherRun, first_setting, programs_of, refusal
 from thinwire.runtime.run.settings import SCRIPT_FAILURES, Run, is_finished, limit_of
 
-#: Format of a shard's checkpoint. Increase it, together with the journal's magic, with every change
-#: of the names or the meaning of its contents. 1: by attributes of the core, parts without names;
-#: 2: blocks span one slot; 3: schedules count examples.
+#: Number of the format of a shard's checkpoint. Increase this number and the number in the
+#: journal's magic with every change of the names or the meaning of the contents. Earlier formats: 1
+#: stored attributes of the core and parts without names; in 2 a block spans one slot; in 3 learning
+#: rate schedules count examples.
 FORMAT = 4
 _JOURNALS_OF = "journals.id"
 _NB_PS, _OPTIMIZER = "nb_ps", "server_optimizer"
 
 
 def _compiled(offer: Offer) -> list[object]:
-    """Return the properties of an offer that determine the steps of its model."""
+    """Return the properties of an offer (description of a model) that determine its steps."""
     fresh = [dataclasses.replace(optimizer, iterations=0) for optimizer in offer.optimizers]
     return [fresh, offer.fingerprint()]
 
 
 class Saver:
-    """Writes checkpoints in the background, one at a time.
+    """Writes the checkpoints of a shard in a background thread, one checkpoint after the other.
 
-    A thread exists only while a checkpoint is being written. A process that has served many shards
-    therefore holds no idle threads, and no arrays that idle threads would refer to.
+    The thread exists only while a checkpoint is being written. A process that has served many
+    shards therefore holds no idle threads, and no arrays that idle threads would refer to.
     """
 
     def __init__(
@@ -60,12 +61,12 @@ class Saver:
         on_saved: Callable[[State], None] = lambda state: None,
         on_fenced: Callable[[Fenced], None] = lambda error: None,
     ) -> None:
-        """Create a saver without a snapshot to write.
+        """Create a saver that has no snapshot to write yet.
 
         Args:
             checkpoints: Store that the checkpoints are written to.
-            on_saved: Called with each state once it is in the store.
-            on_fenced: Called when a successor process has taken over the store.
+            on_saved: Function called with each state after the state is in the store.
+            on_fenced: Function called when a successor process has taken over the store.
         """
         self._checkpoints, self._on_saved = checkpoints, on_saved
         self._on_fenced = on_fenced
@@ -75,7 +76,7 @@ class Saver:
         self.failure: Exception | None = None
 
     def put(self, version: int, state: State) -> None:
-        """Write a snapshot soon, replacing a snapshot that still waits; never blocks."""
+        """Write a snapshot soon, instead of any snapshot that still waits; never block."""
         with self._changed:
             self._next = (version, state)
             if not self._is_writing:
@@ -83,7 +84,7 @@ class Saver:
                 threading.Thread(target=self._write_all, name="saver", daemon=True).start()
 
     def flush(self) -> None:
-        """Wait until every snapshot is on disk.
+        """Wait until no snapshot is being written or waits to be written.
 
         Raises:
             Exception: Writing the newest snapshot failed.
@@ -108,9 +109,10 @@ class Saver:
                 logging.error("cannot write the checkpoint of version %d: %s", version, error)
 
     def _take(self) -> tuple[int, State] | None:
-        """Return the snapshot to write next; None without one, which ends the thread."""
+        """Return the snapshot to write next; None if no snapshot waits, which ends the thread."""
         # `_is_writing` is cleared under the same lock under which `put` reads it. A snapshot that
-        # arrives afterwards therefore starts a new thread, so that it does not wait forever.
+        # arrives later therefore starts a new thread. Without the lock, that snapshot could wait
+        # forever.
         with self._changed:
             snapshot, self._next = self._next, None
             if snapshot is None:
@@ -120,20 +122,20 @@ class Saver:
 
 
 class SavedShard:
-    """The checkpoints of one shard of a run: the core's state, and the run's identity.
+    """The saved files of one shard of a run: the core's state, and the run's identity.
 
     Args:
-        run: The run's settings.
-        name: Name of the node and of the node's folder in the run directory.
+        run: Settings of the run.
+        name: Name of the PS node, which is also its folder's name in the run directory.
 
     Raises:
-        ConfigurationError: All checkpoints are damaged, or the newest one has a format that this
-            version cannot read.
+        ConfigurationError: All checkpoints of the shard are damaged, or the newest checkpoint has a
+            format that this version of Thinwire cannot read.
     """
 
     def __init__(self, run: Run, name: str) -> None:
         self._run = run
-        self._spec = ModelSpec(())  # set by `check`
+        self._spec = ModelSpec(())  # `check` sets the spec of the run's model
         self._offer: Offer | None = None
         self._name = name
         self.folder = checkpoints_of(run.run_dir, name)
@@ -145,32 +147,33 @@ class SavedShard:
         self.programs = Programs(known, self.place)
         self._mark = journal.read_mark(self.folder)
         self._replayed: Replayed | None = None
-        # Number of the first journal file that each snapshot on disk needs, the newest snapshot
-        # last. Snapshots of earlier generations may need any file in the folder, so they start
-        # with the lowest number.
+        # For each checkpoint on disk: number of the first journal file that the checkpoint needs;
+        # the newest checkpoint is last. Checkpoints from before this process's start may need any
+        # journal file in the folder, so their entry is the lowest number.
         files = journal.numbers(self.folder)
         self._needed: list[int | None] = [min(files, default=None)] * run.keep_checkpoints
 
     @property
     def offer(self) -> str | None:
-        """Document of the model that a worker offered; None if no offer was saved."""
+        """JSON text of the saved offer (a worker's description of its model); None if not saved."""
         return self._found.get("offer") if self._found else None
 
     def check(self, spec: ModelSpec, offer: Offer | None = None) -> None:
         """Compare the saved run with this run, and take over the checkpoints for writing.
 
         Args:
-            spec: Spec of the whole model.
-            offer: Offer of a worker; None if the model comes from flags.
+            spec: Names, shapes and dtypes of the whole model's variables.
+            offer: Description of the model from a worker; None if the model comes from flags.
 
         Raises:
-            ConfigurationError: The run directory holds another run.
+            ConfigurationError: The run directory holds a run with other settings or another model.
         """
         self._spec, self._offer = spec, offer
         self._refuse_other_run(spec)
         while not self._checkpoints.claim(self.generation, self._owner):
             # `claim` fails if another process has written a checkpoint since this process loaded
-            # one: load the newest, so that this process does not continue from a stale state.
+            # one. Load the newest checkpoint, so that this process does not continue from a stale
+            # state.
             self._found = self._load()
             self._refuse_other_run(spec)
 
@@ -192,10 +195,10 @@ class SavedShard:
             raise OtherRun(refusal(self.place, change, self.version))
 
     def changes(self, offer: Offer | None) -> bool:
-        """Return whether the saved state has other settings or another offer than this run.
+        """Return whether the saved state has other settings or another model than this run.
 
         Args:
-            offer: Offer of a worker in this run; None if the model comes from flags.
+            offer: Description of the model from a worker; None if the model comes from flags.
         """
         if self._found is None:
             return False
@@ -206,7 +209,7 @@ class SavedShard:
         return not is_same or bool(first_setting(self.settings, resumed_settings(self._run)))
 
     def has_optimizers_of(self, offer: Offer | None) -> bool:
-        """Return whether the saved state has optimizers of the same classes as `offer`."""
+        """Return whether the saved model has optimizers of the same classes as `offer`'s model."""
         if self.offer is None or offer is None:
             now = {_OPTIMIZER: resumed_settings(self._run)[_OPTIMIZER]}
             return first_setting(self.settings, now) is None
@@ -224,13 +227,13 @@ class SavedShard:
 
     @property
     def version(self) -> int:
-        """Number of updates in the newest checkpoint; 0 without a checkpoint."""
+        """Number of applied updates in the newest checkpoint; 0 without a checkpoint."""
         model = self._found["core"].get("model", {}) if self._found else {}
         return int(model.get("version", 0))
 
     @property
     def script_failed(self) -> bool:
-        """True if the run's script failed after it had trained."""
+        """True if the training script of the saved run failed after it had trained."""
         return bool(self._found and self._found.get("script_failed"))
 
     @property
@@ -244,33 +247,33 @@ class SavedShard:
         return int(self._found["since"]) if self._found else 0
 
     def begin_phase(self, spec: ModelSpec, offer: Offer | None, phase: int, since: int) -> None:
-        """Save another model of the run from now on, with a new journal.
+        """Save the model of the script's next phase from now on, with a new journal.
 
         Args:
-            spec: Spec of the whole model.
-            offer: Offer of a worker; None if the model comes from flags.
-            phase: Phase of the script.
-            since: First phase of the script that trained the same variables.
+            spec: Names, shapes and dtypes of the whole model's variables.
+            offer: Description of the model from a worker; None if the model comes from flags.
+            phase: Number of the script's phase, which trains this model.
+            since: Number of the script's first phase that trained the same variables.
         """
         self._spec, self._offer, self._phase, self._since = spec, offer, phase, since
         self._replayed = None
 
     @property
     def core(self) -> State | None:
-        """State of the core in the newest checkpoint; None without a checkpoint."""
+        """Durable state of the core in the newest checkpoint; None without a checkpoint."""
         return self._found["core"] if self._found else None
 
     @property
     def run_id(self) -> str:
-        """Identity of the run; empty without a checkpoint."""
+        """Identity of the saved run; "" without a checkpoint."""
         return str(self._found["run_id"]) if self._found else ""
 
     @property
     def finished(self) -> str | None:
-        """Stop reason of a run that is finished; None if the run is to be served.
+        """Stop reason of a saved run that is finished; None if the shard must serve the run.
 
-        If the end is only in the journal and not in a snapshot, the run is served again: workers
-        may not have received the end.
+        If the run's end is only in the journal and not in a checkpoint, the shard serves the run
+        again, because workers may not have received the end.
         """
         if self._found is None or (self._replayed is not None and self._replayed.num_records):
             return None
@@ -279,7 +282,7 @@ class SavedShard:
 
     @property
     def reports(self) -> dict[tuple[int, int], str]:
-        """Newest report of each client: (role, id) -> document."""
+        """Newest saved status report of each node: (role, id) -> JSON text."""
         documents = {}
         for key, text in self._found["reports"].items() if self._found else ():
             role, _, number = key.partition(":")
@@ -288,27 +291,27 @@ class SavedShard:
 
     @property
     def bytes_down(self) -> dict[int, int]:
-        """Worker -> bytes sent to the worker."""
+        """Worker id -> number of bytes that the shard has sent to the worker."""
         saved = self._found["bytes_down"] if self._found else {}
         return {int(worker): count for worker, count in saved.items()}
 
     @property
     def datagrams(self) -> DatagramCounts:
-        """Counts of the received datagrams."""
+        """Saved counts of the datagrams that the shard has received."""
         return DatagramCounts.from_dict(self._found.get("datagrams", {}) if self._found else {})
 
     @property
     def recovered(self) -> State:
-        """Counts of restored events, and the cuts of journals, as of the newest checkpoint."""
+        """Counts of replayed events, and cuts of damaged journals, in the newest checkpoint."""
         nothing = {"replayed": 0, "cuts": []}
         return self._found.get("recovered", nothing) if self._found else nothing
 
     @property
     def generation(self) -> int:
-        """Generation that begins now: higher than every earlier generation of the shard."""
-        # A skipped snapshot is damaged, so its generation cannot be read. One is added for each of
-        # them: a generation that is used twice would let a worker push to weights that a restart
-        # has replaced.
+        """Generation (number of restarts) that begins now: above all earlier ones of the shard."""
+        # A skipped checkpoint is damaged, so its generation cannot be read. So one is added for
+        # each skipped checkpoint. If a generation were used twice, the shard would accept a
+        # worker's push for weights that a restart has replaced.
         before = [self._found["core"]["generation"] if self._found else -1]
         before.append(self._checkpoints.generation_before)
         if self._replayed is not None:
@@ -319,26 +322,26 @@ class SavedShard:
 
     @property
     def generations_undone(self) -> int:
-        """Number of generations since the checkpoint's; their updates may be lost."""
+        """Number of restarts since the checkpoint; updates between them may be lost."""
         return self.generation - self._found["core"]["generation"] if self._found else 1
 
     @property
     def reached_version(self) -> int | None:
-        """Version that the previous generation reached; None if it is not known.
+        """Version that the shard reached before the last restart; None if it is not known.
 
-        The mark of a generation before the checkpoint's gives None too: the lost updates of that
-        generation are counted in the checkpoint.
+        None is also the result if the high-water mark is from an earlier generation than the
+        checkpoint: the checkpoint already counts the lost updates of that generation.
         """
         generation = self._found["core"]["generation"] if self._found else 0
         mark = self._mark if self._found else None
         return mark.version if mark is not None and mark.generation >= generation else None
 
     def replay(self, make: MakeCore, coder: EventCoder) -> Replayed | None:
-        """Replay the journal on top of the newest snapshot; return None if there is no journal.
+        """Replay the journal on the newest checkpoint; return None if there is no journal.
 
         Args:
-            make: Makes cores.
-            coder: Coder of the shard's events.
+            make: Function that makes a core from its settings.
+            coder: Coder of the shard's events as journal records.
         """
         if self._found is None or self._found.get("journal") is None:
             return None
@@ -368,10 +371,10 @@ class SavedShard:
         return Journal(self.folder, coder, model_bytes, end)
 
     def _remove_unneeded(self, state: State) -> None:
-        """Remove the journal files that no snapshot on disk needs.
+        """Remove the journal files that no checkpoint on disk needs.
 
-        Every snapshot counts, not only the newest: if the newest snapshot is damaged, a restart
-        loads an older one and replays all files from its first file on.
+        The function considers every checkpoint, not only the newest. If the newest checkpoint is
+        damaged, a restart loads an older checkpoint and replays all journal files that follow it.
         """
         self._needed = [*self._needed, state.get("journal")][-self._run.keep_checkpoints :]
         needed = [number for number in self._needed if number is not None]
@@ -390,16 +393,16 @@ class SavedShard:
         datagrams: DatagramCounts,
         begun: State | None = None,
     ) -> None:
-        """Write this state soon; never blocks.
+        """Write the shard's state as a checkpoint soon; never block.
 
         Args:
-            version: Version of the weights.
-            core: Snapshot of the core; the caller must not change it afterwards.
+            version: Version of the weights in the state.
+            core: Snapshot of the core; the caller must not change the snapshot afterwards.
             run_id: Identity of the run.
-            bytes_down: Worker -> bytes sent to the worker.
-            reports: Newest report of each client: (role, id) -> document.
-            datagrams: Counts of the received datagrams.
-            begun: Result of `JournaledCore.begin` for this state; None without it.
+            bytes_down: Worker id -> number of bytes that the shard has sent to the worker.
+            reports: Newest status report of each node: (role, id) -> JSON text.
+            datagrams: Counts of the datagrams that the shard has received.
+            begun: Result of `JournaledCore.begin` for this state; None if `begin` was not called.
         """
         self._saver.put(
             version,
@@ -424,10 +427,10 @@ class SavedShard:
         )
 
     def flush(self) -> None:
-        """Wait until every snapshot is on disk.
+        """Wait until no checkpoint is being written or waits to be written.
 
         Raises:
-            ConfigurationError: The disk failed.
+            ConfigurationError: The checkpoint cannot be written to the disk or the other storage.
         """
         try:
             self._saver.flush()
@@ -441,7 +444,7 @@ class SavedShard:
             ) from error
 
     def ended_models(self) -> CheckpointStore:
-        """Return the store of the models of earlier phases, taken over by this process."""
+        """Return the store of models from the script's earlier phases, claimed for this process."""
         name = f"{self._name}-ended"
         store = self._checkpoints_of(name, self.folder / "ended", self._run.keep_checkpoints)
         store.take_over(self._owner)
@@ -452,12 +455,12 @@ class SavedShard:
 
     @property
     def _is_elsewhere(self) -> bool:
-        """True if checkpoints are stored in another place than the journal."""
+        """True if checkpoints and journal are stored in different places (--checkpoint_dir)."""
         return self._run.checkpoint_dir is not None
 
     @property
     def place(self) -> str:
-        """Flag that names the place of the checkpoints, with its value, for messages."""
+        """Flag and value that name the place of the checkpoints, for messages: "--run_dir=..."."""
         return "--{}={}".format(*self._place)
 
     @property
@@ -469,7 +472,7 @@ class SavedShard:
 
     @property
     def where(self) -> str:
-        """Folder or address of the checkpoints, for messages."""
+        """Folder or address of the shard's checkpoints, for messages to the user."""
         if self._run.checkpoint_dir is not None:
             return f"{self._run.checkpoint_dir.rstrip('/')}/{self._name}"
         return str(self.folder)
@@ -481,10 +484,10 @@ class SavedShard:
         return str(LockOwner.here("PS", number, addresses[number] if addresses else ""))
 
     def _journals_of(self) -> str | None:
-        """Return the id of this folder's journals, which checkpoints in another place store.
+        """Return the random id of this folder's journals, which remote checkpoints also store.
 
-        Journal files of several machines have the same names, and a shard must not replay the
-        files of another machine. None if checkpoints and journals are in one place.
+        Journal files of different machines have the same names, and a shard must not replay the
+        journal of another machine. None: checkpoints and journals are in the same place.
         """
         if not self._is_elsewhere:
             return None
@@ -514,10 +517,10 @@ class SavedShard:
         return state
 
     def _fails_with(self, version: int, core: State) -> bool:
-        """Return whether the run's script failed after it had trained.
+        """Return whether the run's training script failed after it had trained.
 
-        A script that fails before its first update (for example on a missing module) does not
-        change the saved value.
+        If the script fails before its first update (for example on a missing module), the result
+        is the value in the newest checkpoint.
         """
         if self._found and version <= self.version:
             return self.script_failed

@@ -1,20 +1,21 @@
-"""Barriers between the workers' scripts, and the end of the run: a plain object, no threads.
+"""Barriers between the workers' scripts, and the end of the run; a plain object without threads.
 
-A script waits at a barrier before its first step, at the begin and the end of each of its fits, and
-when it saves files after a fit. At the first barrier a script also waits for the run's first
-evaluator (`first_evaluator`). At the begin or end of a fit a script may have another model: then a
-new phase of the run begins for all scripts. A script also reports its own end.
+A script waits at a barrier before its first training step, at the beginning and the end of each
+call of fit, and when it saves files after a fit. At the first barrier a script also waits for the
+run's first evaluator (`first_evaluator`). If a script has another model at the beginning or end of
+a fit, a new phase (model) of the run begins for all scripts. A script also reports its own end.
 
 A barrier opens when every script in the run has reached that barrier or a later one. A script is in
-the run until its worker finishes, is lost (its stream has been closed for a lease), or is absent
-(it has never connected within a time limit). An opened barrier stays open, so that a worker that
-starts late, or restarts, catches up.
+the run until its worker finishes, is lost (its stream has been closed for the time of a lease), or
+is absent (it has never connected within a time limit). An opened barrier stays open, so that a
+worker that starts late or restarts can catch up.
 
-One script may stop a fit for all scripts. The chief writes the files: the lowest worker id that is
-not lost. A worker that has finished can still be the chief.
+One script may stop a fit early for all scripts. Only the script of the chief writes files. The
+chief is the worker with the lowest id that is not lost; a worker that has finished can still be the
+chief.
 
-All state is soft. After a restart of the shard the scripts report again which barrier they wait at,
-which barriers they have passed, and whether they have finished.
+The state is not saved. After a restart of the shard the scripts report again at which barrier they
+wait, which barriers they have passed, and whether they have finished.
 """
 
 from __future__ import annotations
@@ -27,33 +28,36 @@ from collections.abc import Iterator, Sequence
 from thinwire.ps.scripts.first_evaluator import FirstEvaluator
 from thinwire.runtime.run.settings import FINISHED, RETURNED_EARLY, SCRIPT_FAILED
 
-#: Barriers of one fit, in order: "begin" before the fit, "end" at its last step, "left" after its
-#: callbacks, "loop" when the script's own training loop follows, and "saved" (numbered) after each
-#: saved file. A phase may begin at "begin" and "left": one script offers its model ("-offered"),
-#: then all scripts join ("-joined").
+#: Barriers of one call of fit, in order: "begin" before the fit, "end" at the last step of the fit,
+#: "left" after the callbacks, "loop" when the script's own training loop follows, and "saved"
+#: (numbered) after each saved file. A phase (model) may begin at "begin" and "left": one script
+#: offers its model ("-offered"), then all scripts join ("-joined").
 OF_FIT = (
     *("begin", "begin-offered", "begin-joined", "end"),
     *("left", "left-offered", "left-joined", "loop", "saved"),
 )
 AT_END = OF_FIT.index("end")
 #: Names of the barrier before a script's first step. A script uses the second name if the run has a
-#: Supervisor: then scripts wait for an evaluator that the Supervisor may not have reported yet.
+#: Supervisor: then scripts wait for an evaluator that the Supervisor may start without having
+#: reported the start yet.
 START, START_WITH_SUPERVISOR = STARTS = ("start", "start-with-supervisor")
 _CHANGING = {"begin": 0, "left": 1}
-#: Barrier names that contain the number of a fit. An unknown name sorts after all barriers.
+#: Barrier names that contain the number of a fit. A name without this form sorts after all
+#: barriers.
 _NAMED = re.compile(rf"fit-(\d{{1,9}})-({'|'.join(OF_FIT)})(?:-(\d{{1,9}}))?")
 _LAST, _FIRST = (math.inf, 0, 0), (0, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class BarrierArrival:
-    """Report of a script that reaches a barrier, or that has reconnected.
+    """Report of a script that it has reached a barrier, or that it has reconnected.
 
     Attributes:
-        name: Name of the barrier; empty if the script only reports the barriers it has passed.
-        passed: Names of the barriers that the script has already passed.
-        changes: True if the script's model has changed since the previous barrier.
-        changed: Names from `passed` at which a phase has begun.
+        name: Name of the reached barrier; empty if the script only reports the barriers it has
+            passed.
+        passed: Names of the barriers that the script has passed before.
+        changes: True if the script's model has changed since the script's previous barrier.
+        changed: Names of the barriers in `passed` at which a phase (model) has begun.
     """
 
     name: str
@@ -64,13 +68,13 @@ class BarrierArrival:
 
 @dataclasses.dataclass(frozen=True)
 class BarrierOpening:
-    """Permission for a script to pass a barrier.
+    """Message to a script that it may pass a barrier.
 
     Attributes:
-        worker: Worker id of the script.
+        worker: Worker id of the script that may pass.
         name: Name of the barrier.
-        changes: True if a phase begins at this barrier because a script's model has changed.
-        offers: True if this script must offer its model, which the other scripts then take over.
+        changes: True if a phase begins at this barrier because the model of a script has changed.
+        offers: True if this script must offer its model; the other scripts then use that model.
     """
 
     worker: int
@@ -81,7 +85,10 @@ class BarrierOpening:
 
 @dataclasses.dataclass(frozen=True)
 class ScriptsEnd:
-    """End of the run; `message` explains it to people and is empty after a normal end."""
+    """End of the run for all scripts.
+
+    `message` explains the end to users; empty after a normal end.
+    """
 
     cause: str
     message: str = ""
@@ -89,28 +96,29 @@ class ScriptsEnd:
 
 @dataclasses.dataclass(frozen=True)
 class FitStop:
-    """Request to a script to end a fit early."""
+    """Request to a script to end a call of fit early."""
 
     worker: int
     fit: int
-    epochs: int  # number of epochs after which the fit ends; 0: immediately
+    epochs: int  # number of epochs after which the fit ends; 0 ends the fit immediately
 
 
 @dataclasses.dataclass(frozen=True)
 class ChiefNamed:
-    """Notice to a script about which worker (the chief) writes the files."""
+    """Notice to a script about which worker is the chief. Only the chief's script writes files."""
 
     worker: int
     chief: int
 
 
 Outcome = BarrierOpening | ScriptsEnd | FitStop | ChiefNamed
-#: Number of the fit, index of the stage in `OF_FIT`, and number within the stage.
+#: Place of a barrier: number of the fit, index of the barrier in `OF_FIT`, and number of the saved
+#: file.
 _Position = tuple[float, int, int]
 
 
 def position_of(name: str) -> _Position:
-    """Return the sort key of a barrier; scripts pass barriers in ascending order.
+    """Return a barrier's sort key; scripts pass barriers in ascending order of this key.
 
     >>> position_of("fit-2-begin") < position_of("fit-2-end") < position_of("fit-10-begin")
     True
@@ -126,7 +134,7 @@ def position_of(name: str) -> _Position:
 
 
 def phase_of(name: str) -> int:
-    """Return the number of the phase that may begin at a barrier; 0 if no phase may begin.
+    """Return the number of the phase that may begin at a barrier; 0 if no phase may begin there.
 
     >>> phase_of("fit-2-begin"), phase_of("fit-2-left"), phase_of("fit-2-end")
     (4, 5, 0)
@@ -137,14 +145,14 @@ def phase_of(name: str) -> int:
 
 @dataclasses.dataclass
 class _Script:
-    """One incarnation of a worker's script.
+    """State of one incarnation (process start) of a worker's script.
 
     Attributes:
         incarnation: Random number that identifies this start of the script.
-        seen_at: Time of the last message from the script, by the shard's clock.
-        waits_at: Name of the barrier that the script waits at; None if the script does not wait.
-        fit: Number of the newest fit that the script has begun; the first fit is 1.
-        has_finished: True if the script has ended.
+        seen_at: Time of the last message from the script, in seconds of the shard's clock.
+        waits_at: Name of the barrier at which the script waits; None if the script does not wait.
+        fit: Number of the newest fit that the script has begun; the first call of fit is 1.
+        has_finished: True if the script has reported its end.
     """
 
     incarnation: int
@@ -155,19 +163,19 @@ class _Script:
 
 
 class Barriers:
-    """Barrier state of all scripts of a run, on shard 0.
+    """Barrier state of the scripts of all workers, kept by shard 0.
 
     Attributes:
-        ended: Cause of the run's end; None while the scripts have not ended the run.
-        first_evaluator: The run's first evaluator; scripts wait for its start before their first
-            step.
-        phase: Number of the newest phase that this shard knows of; 0 is the first phase.
+        ended: Cause of the run's end; None while the run continues.
+        first_evaluator: Start of the run's first evaluator. Scripts wait for that start before
+            their first training step.
+        phase: Number of the newest phase (model) of the run that shard 0 knows of; the first is 0.
 
     Args:
-        nb_workers: Number of workers of the run; worker ids start at 1.
+        nb_workers: Number of workers of the run; worker ids are 1 to `nb_workers`.
         lease_seconds: Time without a message after which a script counts as lost, in seconds.
-        patience_seconds: Time after the first script's connection, in seconds, after which a
-            script that has never connected counts as absent.
+        patience_seconds: Time after the connection of the first script, in seconds. A script that
+            has never connected counts as absent after this time.
     """
 
     def __init__(self, nb_workers: int, lease_seconds: float, patience_seconds: float) -> None:
@@ -176,11 +184,14 @@ class Barriers:
         self.first_evaluator = FirstEvaluator(lease_seconds)
         self._scripts: dict[int, _Script] = {}
         self._opened: set[str] = set()
-        self._changes: set[str] = set()  # barriers at which a script's model has changed
+        # names of the barriers at which a script's model has changed
+        self._changes: set[str] = set()
         self.phase = 0
-        self._stopped: dict[int, int] = {}  # fit -> number of epochs after which it ends
+        # number of a fit -> number of epochs after which the fit ends
+        self._stopped: dict[int, int] = {}
         self._chief = 1
-        self._absent_at = math.inf  # time when scripts that never connected count as absent
+        # time at which scripts that have never connected count as absent
+        self._absent_at = math.inf
         self.ended: ScriptsEnd | None = None
 
     def is_worker(self, worker: int) -> bool:
@@ -188,7 +199,10 @@ class Barriers:
         return 1 <= worker <= self._nb_workers
 
     def begin(self, worker: int, incarnation: int, now: float) -> list[Outcome]:
-        """Register a script's stream; a new incarnation of the script starts with empty state."""
+        """Register the stream of a worker's script.
+
+        A new incarnation (process start) of the script begins with empty state.
+        """
         self._absent_at = min(self._absent_at, now + self._patience_seconds)
         self.first_evaluator.script_came(now)
         known = self._scripts.get(worker)
@@ -196,27 +210,29 @@ class Barriers:
         if is_new:
             self._scripts[worker] = _Script(incarnation, now)
         outcomes = self._seen(worker, now)
-        stops = [  # a new incarnation is behind: it ends a stopped fit immediately
+        # a new incarnation is behind the other scripts: it must end a stopped fit immediately
+        stops = [
             FitStop(worker, fit, 0 if is_new else epochs)
             for fit, epochs in sorted(self._stopped.items())
         ]
         return [ChiefNamed(worker, self._chief), *stops, *outcomes]
 
     def arrive(self, worker: int, arrival: BarrierArrival, now: float) -> list[Outcome]:
-        """Record that a script has reached a barrier; a repeated report changes nothing.
+        """Record that a script has reached a barrier. A repeated report changes nothing.
 
         Args:
-            worker: Worker id of the script.
-            arrival: Report of the script.
-            now: Current time of this shard's clock, in seconds.
+            worker: Worker id of the script that has reached the barrier.
+            arrival: Report that the script has sent.
+            now: Current time in seconds of the shard's clock.
         """
         script, name, passed = self._scripts[worker], arrival.name, arrival.passed
         if arrival.changes and name not in self._opened:
             self._changes.add(name)
         for changed in arrival.changed:
             self._begin_phase(changed)
-        # A passed barrier that this shard did not open means that the shard was restarted during
-        # the run. All scripts had connected before, so two leases are enough for them to return.
+        # A script that has passed a barrier which this shard did not open shows that the shard was
+        # restarted during the run. All scripts had connected before, so two leases are enough time
+        # for them to reconnect.
         if passed:
             self._opened.update(passed)
             self._absent_at = min(self._absent_at, now + 2 * self._lease_seconds)
@@ -226,13 +242,13 @@ class Barriers:
         return self._seen(worker, now)
 
     def stop_fit(self, worker: int, fit: int, epochs: int, now: float) -> list[Outcome]:
-        """Record that a script ends its current fit early, and stop this fit in all other scripts.
+        """Record that a script ends its current fit early, and end this fit in all other scripts.
 
         Args:
-            worker: Worker id of the script.
-            fit: Number of the fit; the first fit is 1.
-            epochs: Number of epochs after which the fit ends; 0 means immediately.
-            now: Current time of this shard's clock, in seconds.
+            worker: Worker id of the script that ends the fit.
+            fit: Number of the fit; the first call of fit is 1.
+            epochs: Number of epochs after which the fit ends; 0 ends the fit immediately.
+            now: Current time in seconds of the shard's clock.
         """
         stops: list[Outcome] = []
         if fit == self._scripts[worker].fit and fit not in self._stopped:
@@ -242,7 +258,7 @@ class Barriers:
         return [*stops, *self._seen(worker, now)]
 
     def finish(self, worker: int, failed: bool, message: str, now: float) -> list[Outcome]:
-        """Record that a script has ended; a script that failed ends the run."""
+        """Record that a script has ended. A script that has failed ends the run for all scripts."""
         script = self._scripts[worker]
         script.has_finished, script.waits_at = True, None
         if failed:
@@ -250,17 +266,17 @@ class Barriers:
         return self._seen(worker, now)
 
     def alive(self, worker: int, now: float) -> list[Outcome]:
-        """Record a heartbeat of a script."""
+        """Record a heartbeat message of a worker's script."""
         return self._seen(worker, now)
 
     def lost(self, worker: int, incarnation: int, now: float) -> None:
-        """Record that a script's stream has ended; the script may reconnect within a lease."""
+        """Record that a script's stream has ended. The script may reconnect within a lease."""
         script = self._scripts.get(worker)
         if script is not None and script.incarnation == incarnation:
             script.seen_at = now
 
     def excuse(self, seconds: float) -> None:
-        """Extend all deadlines by a time in which this process was stalled and received nothing."""
+        """Extend all deadlines by `seconds`: the time in which this process was stalled."""
         for script in self._scripts.values():
             script.seen_at += seconds
         self._absent_at += seconds
@@ -271,22 +287,22 @@ class Barriers:
         return [w for w in range(1, self._nb_workers + 1) if now < self._gone_at(w)]
 
     def is_running(self, worker: int, now: float) -> bool:
-        """Return True if a worker's script has connected, and has not finished or been lost."""
+        """Return True if a worker's script has connected, has not ended, and is not lost."""
         return worker in self._scripts and now < self._gone_at(worker)
 
     def tick(self, now: float) -> list[Outcome]:
-        """Return the outcomes of deadlines that have passed."""
+        """Return the messages to scripts that result from deadlines that have passed."""
         return self._settle(now)
 
     def next_deadline(self, now: float) -> float | None:
-        """Return the next time at which `tick` may have an effect; None without a deadline."""
+        """Return the next time at which `tick` must be called; None without a deadline."""
         if self.ended is not None or not self._scripts:
             return None
         moments = [self._gone_at(worker) for worker in range(1, self._nb_workers + 1)]
         moments += [self._held_until(name) for _, name in self._waiting()]
         return min((when for when in moments if now < when < math.inf), default=None)
 
-    # -- inside ------------------------------------------------------------------------------
+    # -- internal methods --------------------------------------------------------------------
 
     def _seen(self, worker: int, now: float) -> list[Outcome]:
         self._scripts[worker].seen_at = now
@@ -315,7 +331,7 @@ class Barriers:
         return openings
 
     def _held_until(self, name: str) -> float:
-        """Return the time until which a barrier stays closed although all scripts have arrived."""
+        """Return the time before which a barrier stays closed even if all scripts have arrived."""
         if name not in STARTS:
             return -math.inf
         waits_until = self.first_evaluator.waits_until(name == START_WITH_SUPERVISOR)
@@ -326,7 +342,7 @@ class Barriers:
         self.phase = max(self.phase, phase_of(name))
 
     def _name_chief(self, now: float) -> list[Outcome]:
-        """Notify all scripts if another worker becomes the chief."""
+        """Notify all scripts if another worker becomes the chief, which writes the files."""
         scripts = self._scripts
         ended = {worker for worker, script in scripts.items() if script.has_finished}
         workers = range(1, self._nb_workers + 1)
@@ -343,24 +359,27 @@ class Barriers:
                 yield worker, script.waits_at
 
     def _position(self, worker: int) -> _Position:
-        """Return the position of the last barrier that may open as far as this worker allows."""
+        """Return the sort key of the barrier at which a worker's script waits.
+
+        A later barrier cannot open yet. The key is before all barriers if the script does not wait.
+        """
         script = self._scripts.get(worker)
         if script is None or script.waits_at is None:
             return (-1, 0, 0)
         return position_of(script.waits_at)
 
     def _gone_at(self, worker: int) -> float:
-        """Return when a silent worker counts as lost or absent; -inf if the worker has finished."""
+        """Return the time at which a silent script is lost or absent; -inf if it has finished."""
         script = self._scripts.get(worker)
         if script is None:
             return self._absent_at
         return -math.inf if script.has_finished else script.seen_at + self._lease_seconds
 
     def _returned_early(self) -> str | None:
-        """Return an error text if a script ended while another script is in a later fit.
+        """Return an error text if a script ended although another script is in a later fit.
 
         Returns:
-            None if no script returned early.
+            The error text, or None if no script ended early.
         """
         ahead = max(self._scripts, key=lambda worker: self._scripts[worker].fit, default=None)
         if ahead is None:

@@ -1,7 +1,8 @@
-"""Final models of ended phases, for an evaluator or a worker that reaches such a phase later.
+"""Final models of ended phases of the run, for an evaluator or worker that reaches a phase late.
 
-An evaluator or a late worker takes variables that the run does not train now from these models: for
-example the variables of a layer that is frozen in a later phase, or of a replaced model.
+A phase is a period in which the run trains one model. An evaluator or a late worker gets the values
+of variables that the run does not train now from these models: for example the variables of a layer
+that is frozen in a later phase, or the variables of a replaced model.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from thinwire.ps.core import events
 from thinwire.ps.core.serialization import from_plain, to_plain
 from thinwire.runtime.persistence.checkpoint import CheckpointStore
 
-#: Number of newest models that are always stored, and size limit in bytes of all stored models.
+#: Number of newest ended models that are always stored, and size limit in bytes of all stored
+#: models.
 _LEAST_MODELS, _MOST_BYTES = 2, 256 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class EndedModel:
-    """The final state of consecutive phases that trained the same model with the same variables.
+    """Final state of consecutive phases of the run that trained the same variables of one model.
 
     Attributes:
-        first: Number of the first phase that trained this model.
-        last: Number of the last phase before another model was trained.
-        layout: Shard layout of this model.
-        generation: Number of restarts of the shard before this model ended.
-        reply: Reply that contains the whole model.
+        first: Number of the first phase that trained this model's variables.
+        last: Number of the last phase that trained this model's variables.
+        layout: Shard layout of this model: the slices of variables that the shard holds.
+        generation: Number of restarts of the shard before the phase `last` ended.
+        reply: Reply message with the final weights of the whole model.
     """
 
     first: int
@@ -38,13 +40,13 @@ class EndedModel:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the weights and averaged statistics, in bytes."""
+        """Size of the ended model's weights and averaged statistics, in bytes."""
         update, aux = self.reply.update, self.reply.aux
         weights = update.values.nbytes if isinstance(update, Update) else 0
         return weights + (0 if aux is None else aux.nbytes)
 
     def to_plain(self) -> State:
-        """Return this model as plain data; arrays are not copied."""
+        """Return this ended model as plain data for a checkpoint; arrays are not copied."""
         return {
             "first": self.first,
             "last": self.last,
@@ -58,7 +60,7 @@ class EndedModel:
 
     @classmethod
     def from_plain(cls, found: State) -> EndedModel:
-        """Undo `to_plain`."""
+        """Build an ended model from the plain data that `to_plain` returns."""
         reply = {name: from_plain(value) for name, value in found["reply"].items()}
         return cls(
             found["first"],
@@ -70,13 +72,14 @@ class EndedModel:
 
 
 class EndedModels:
-    """The newest ended models, found by phase (writer thread).
+    """The newest ended models of the run, found by phase number (writer thread).
 
     Attributes:
-        since: Number of the first phase that trained the current model and variables.
+        since: Number of the first phase that trained the current model's variables.
 
     Args:
-        checkpoints: Store that saves the models for a restart of the shard; None to save nothing.
+        checkpoints: Store that saves the ended models for a restart of the shard; None to save
+            nothing.
     """
 
     def __init__(self, checkpoints: CheckpointStore | None = None) -> None:
@@ -85,7 +88,7 @@ class EndedModels:
         self._kept: collections.deque[EndedModel] = collections.deque()
 
     def restore(self, since: int) -> None:
-        """Load the saved models whose phases ended before the current model's first phase.
+        """Load the saved ended models of phases before the current model's first phase.
 
         Args:
             since: Value of the attribute `since` in the shard's checkpoint.
@@ -96,10 +99,10 @@ class EndedModels:
         self._kept.extend(model for model in models if model.last < since)
 
     def add(self, ended: EndedModel, phase: int) -> None:
-        """Store and save a model that ends because another model is trained from `phase` on.
+        """Store and save the current model, because another model is trained from `phase` on.
 
         Raises:
-            OSError: The checkpoint cannot be written.
+            OSError: The checkpoint of the ended model cannot be written.
         """
         models, self.since = self._kept, phase
         models.append(ended)
@@ -110,5 +113,5 @@ class EndedModels:
             self._checkpoints.save(ended.first, ended.to_plain())
 
     def find(self, phase: int) -> EndedModel | None:
-        """Return the final model of a phase; None if that model is not stored."""
+        """Return the final model of a phase; None if that phase's model is not stored."""
         return next((model for model in self._kept if model.first <= phase <= model.last), None)

@@ -1,22 +1,23 @@
-"""Meetings of the workers' scripts at the end of each epoch: a plain object, no threads.
+"""Meetings (synchronization points) of the workers' scripts after each epoch; has no threads.
 
-A script meets the other scripts twice at the end of an epoch. The first meeting comes after its
-steps: the script sends the state of its training metrics and gets the sum over all scripts. The
-second meeting comes after its callbacks: the script reports whether a callback has set
-``stop_training`` and gets the number of epochs after which the fit ends for all scripts.
+A script meets the other scripts twice at the end of each epoch. The first meeting comes after the
+script's steps: the script sends the state of its training metrics and gets the sum over all
+scripts. The second meeting comes after the script's callbacks: the script reports whether a
+callback has set ``stop_training`` and gets the number of epochs after which the fit ends for all
+scripts.
 
-There are two kinds of meetings. Workers that step in rounds wait: the shard answers when every
-script of the run has arrived, so all scripts get the same values. Workers that step without rounds
-do not wait: the answer is the sum of the newest reports of all scripts, and the fit ends after the
-current epoch of the fastest script.
+There are two kinds of meetings. Workers that step together in rounds wait: the shard answers when
+every script of the run has arrived, so all scripts get the same values. Workers that step without
+rounds do not wait: the answer is the sum of the newest reports of all scripts, and an early end of
+the fit takes effect after the current epoch of the fastest script.
 
-A meeting does not wait for a script that is lost, that is behind by a whole epoch (after a
-restart), or whose worker waits in a round for a push. That push may never come, because the script
-of the pushing worker may wait at this meeting. A meeting has no time limit: an epoch may take an
-hour longer on a slow device.
+A meeting does not wait for a script that is lost, for a script that is behind by a whole epoch
+(after a restart), or for a script whose worker waits in a round for the push of another worker.
+That push may never come, because the script of the other worker may wait at this meeting. A meeting
+has no time limit: an epoch may take an hour longer on a slow device.
 
-All state is soft. After a restart of the shard the scripts report again which meeting they wait at,
-and the newest answer that they have received.
+The state is not saved. After a restart of the shard the scripts report again at which meeting they
+wait, and the newest answer that they have received.
 """
 
 from __future__ import annotations
@@ -34,22 +35,23 @@ from thinwire.ps.scripts.barriers import AT_END, position_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Number of the fit, number of the epoch, and 0 after the epoch's steps or 1 after its callbacks.
-#: The epoch is -1 before the first epoch ends, and infinite after the end of the fit.
+#: Place of a script: number of the fit, number of the epoch, and 0 after the epoch's steps or 1
+#: after its callbacks. The epoch number is -1 before the first epoch ends, and infinite after the
+#: end of the fit.
 Place = tuple[float, float, int]
 
-#: Time without an update after which a meeting does not wait for a script whose worker waits in a
-#: round. Without this limit that worker and a script at the meeting could wait for each other
-#: forever. The value is longer than an update in progress takes.
+#: Seconds without an update after which a meeting does not wait for a script whose worker waits in
+#: a round. Without this limit that worker and a script at the meeting could wait for each other
+#: forever. The value is longer than the time that one update takes.
 HELD_SECONDS = 0.5
-#: Number of answers that are stored for late scripts; an answer may have a size of 1 MiB.
+#: Number of meeting answers that are stored for late scripts; one answer may have up to 1 MiB.
 _MOST_ANSWERS = 4
 _NOWHERE: Place = (0, -1, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class MeetingAnswer:
-    """Answer of a meeting to one script."""
+    """Answer of an epoch meeting to one script."""
 
     worker: int
     meeting: pb.EpochMeeting
@@ -69,14 +71,16 @@ MeetingOutcome = MeetingAnswer | FitEndsEarly
 
 @dataclasses.dataclass
 class _MeetingScript:
-    """One incarnation of a worker's script.
+    """State of one incarnation (process start) of a worker's script at the epoch meetings.
 
     Attributes:
         incarnation: Random number that identifies this start of the script.
-        place: The farthest place that the script has reached; None if this shard does not know it.
-        newest: The script's newest report after an epoch's steps; None before the first report.
-        waits_with: The report that the script waits with; None if the script does not wait.
-        since: Time at which the script began to wait, by the shard's clock.
+        place: The farthest place (fit, epoch, stage) that the script has reached; None if this
+            shard does not know it.
+        newest: The script's newest report of metrics after an epoch; None before the first report.
+        waits_with: The report with which the script waits at a meeting; None if the script does not
+            wait.
+        since: Time at which the script began to wait, in seconds of the shard's clock.
     """
 
     incarnation: int
@@ -87,12 +91,12 @@ class _MeetingScript:
 
 
 class EpochMeetings:
-    """The epoch meetings of all scripts of a run, on shard 0.
+    """The epoch meetings of all scripts of a run, kept by shard 0.
 
     Args:
-        present: Returns the ids of the workers whose scripts are in the run at a given time of this
-            shard's clock.
-        held: Returns the ids of the workers that wait in a round.
+        present: Called with a time of the shard's clock; returns the ids of the workers whose
+            scripts are in the run at that time.
+        held: Returns the ids of the workers that wait in a round for other workers' pushes.
     """
 
     def __init__(
@@ -103,11 +107,15 @@ class EpochMeetings:
         self._present, self._held = present, held
         self._scripts: dict[int, _MeetingScript] = {}
         self._answers: dict[Place, pb.EpochMeeting] = {}
-        self._ends: dict[int, int] = {}  # fit -> epochs after which it ends early; 0: immediately
+        # number of a fit -> epochs after which the fit ends early; 0 ends the fit immediately
+        self._ends: dict[int, int] = {}
         self._version, self._moved_at = -1, -math.inf
 
     def begin(self, worker: int, incarnation: int, now: float) -> list[MeetingOutcome]:
-        """Register a script's stream; a new incarnation of the script starts from the beginning."""
+        """Register the stream of a worker's script.
+
+        A new incarnation (process start) of the script begins with empty state.
+        """
         known = self._scripts.get(worker)
         if known is None:
             self._scripts[worker] = _MeetingScript(incarnation)
@@ -123,16 +131,16 @@ class EpochMeetings:
         return self._settle(now)
 
     def end_fit(self, fit: int, epochs: int) -> None:
-        """Record that a fit ends for all scripts after `epochs` epochs; 0 means immediately."""
+        """Record that a fit ends for all scripts after `epochs` epochs; 0 ends it immediately."""
         self._ends.setdefault(fit, epochs)
 
     def meet(self, worker: int, meeting: pb.EpochMeeting, now: float) -> list[MeetingOutcome]:
-        """Record that a script has reached the end of an epoch; a report may be repeated.
+        """Record that a script has reached a meeting at an epoch's end; a report may be repeated.
 
         Args:
-            worker: Worker id of the script.
-            meeting: Report of the script.
-            now: Current time of this shard's clock, in seconds.
+            worker: Worker id of the script that has reached the meeting.
+            meeting: Report that the script has sent.
+            now: Current time in seconds of the shard's clock.
         """
         place = place_of(meeting)
         script = self._advance(worker, place)
@@ -149,38 +157,40 @@ class EpochMeetings:
         outcomes: list[MeetingOutcome] = []
         if meeting.stops and meeting.fit not in self._ends:
             outcomes.append(self._end(worker, meeting.fit, self._fastest(meeting.fit, worker, now)))
-        answer = self._answers.get(place)  # set if the meeting was answered without this script
+        # None unless the meeting was answered before this script arrived
+        answer = self._answers.get(place)
         if answer is None or meeting.after_callbacks:
             answer = self._answer(meeting, list(self._newest(meeting.fit, now)))
         return [*outcomes, MeetingAnswer(worker, answer), *self._settle(now)]
 
-    # -- time ---------------------------------------------------------------------------------
+    # -- deadlines ----------------------------------------------------------------------------
 
     def excuse(self, seconds: float) -> None:
-        """Extend all deadlines by a time in which this process was stalled and received nothing."""
+        """Extend all deadlines by `seconds`: the time in which this process was stalled."""
         for script in self._scripts.values():
             script.since += seconds
         self._moved_at += seconds
 
     def tick(self, now: float, version: int) -> list[MeetingOutcome]:
-        """Return the outcomes of deadlines that have passed.
+        """Return the messages to scripts that result from deadlines that have passed.
 
         Args:
-            now: Current time of this shard's clock, in seconds.
-            version: Number of updates applied so far.
+            now: Current time in seconds of the shard's clock.
+            version: Number of updates that the shard has applied so far.
         """
         if version != self._version:
             self._version, self._moved_at = version, now
         return self._settle(now)
 
     def next_deadline(self, now: float) -> float | None:
-        """Return the next time at which `tick` may have an effect; None if no script waits."""
+        """Return the next time at which `tick` must be called; None if no script waits."""
         if not self._waiting():
             return None
-        # A worker may begin to wait in a round without a message to this object: check regularly.
+        # A worker may begin to wait in a round without a message to this object, so check
+        # regularly.
         return now + HELD_SECONDS
 
-    # -- inside -------------------------------------------------------------------------------
+    # -- internal methods ---------------------------------------------------------------------
 
     def _advance(self, worker: int, place: Place) -> _MeetingScript:
         script = self._scripts[worker]
@@ -190,7 +200,7 @@ class EpochMeetings:
         return script
 
     def _waiting(self) -> list[tuple[int, _MeetingScript]]:
-        """Return the scripts that wait, sorted by their place in the run, earliest first."""
+        """Return (worker id, script) of the scripts that wait, sorted by their place in the run."""
         waiting = [(w, script) for w, script in sorted(self._scripts.items()) if script.waits_with]
         return sorted(waiting, key=lambda pair: place_of(pair[1].waits_with))
 
@@ -220,7 +230,7 @@ class EpochMeetings:
         return outcomes
 
     def _have_come(self, place: Place, script: _MeetingScript, now: float) -> bool:
-        """Return True if the meeting at `place`, where `script` waits, can be answered."""
+        """Return True if the meeting at `place`, where `script` waits, can be answered now."""
         quiet = now - max(script.since, self._moved_at)
         held = self._held() if quiet >= HELD_SECONDS else ()
         newest = max(self._answers, default=_NOWHERE)
@@ -234,7 +244,7 @@ class EpochMeetings:
     def _answer(
         self, meeting: pb.EpochMeeting, reports: Sequence[pb.EpochMeeting]
     ) -> pb.EpochMeeting:
-        """Return the answer of a meeting, computed from the reports of the scripts."""
+        """Return the answer of an epoch meeting, computed from the reports of the scripts."""
         answer = pb.EpochMeeting(
             fit=meeting.fit, epoch=meeting.epoch, after_callbacks=meeting.after_callbacks
         )
@@ -245,19 +255,19 @@ class EpochMeetings:
         return answer
 
     def _newest(self, fit: int, now: float) -> Iterator[pb.EpochMeeting]:
-        """Yield the newest report of each script of the run in a fit, in order of worker id."""
+        """Yield each script's newest report in a fit, in ascending order of worker ids."""
         present = set(self._present(now))
         for worker, script in sorted(self._scripts.items()):
             if worker in present and script.newest is not None and script.newest.fit == fit:
                 yield script.newest
 
     def _fastest(self, fit: int, worker: int, now: float) -> int:
-        """Return the number of epochs that the fastest script has done when its epoch ends.
+        """Return the number of epochs that the fastest script has done after its current epoch.
 
         Args:
-            fit: Number of the fit; the first fit is 1.
-            worker: Worker id of the script that has just ended an epoch.
-            now: Current time of this shard's clock, in seconds.
+            fit: Number of the fit; the first call of fit is 1.
+            worker: Worker id of the script that has just completed an epoch.
+            now: Current time in seconds of the shard's clock.
         """
         most = 0
         for other in {worker, *self._present(now)}:
@@ -265,7 +275,8 @@ class EpochMeetings:
             in_fit, epoch, stage = (script and script.place) or _NOWHERE
             if script is None or in_fit != fit:
                 continue
-            if math.isfinite(epoch):  # after the callbacks (stage 1) the next epoch has begun
+            # stage 1 is after the callbacks, when the next epoch has begun
+            if math.isfinite(epoch):
                 most = max(most, int(epoch) + 1 + (stage if other != worker else 0))
             elif script.newest is not None and script.newest.fit == fit:
                 most = max(most, script.newest.epoch + 1)
@@ -282,7 +293,7 @@ class EpochMeetings:
 
 
 def place_of(meeting: pb.EpochMeeting | None) -> Place:
-    """Return the place of a script that sends this report; the start of a run for None."""
+    """Return the place (fit, epoch, stage) of a report; for None the place before all fits."""
     if meeting is None:
         return _NOWHERE
     return (meeting.fit, meeting.epoch, int(meeting.after_callbacks))

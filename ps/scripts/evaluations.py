@@ -1,17 +1,19 @@
-"""Evaluations that the workers' scripts request: a plain object, no threads.
+"""Evaluations of the model that the workers' scripts request; a plain object without threads.
 
-At the end of an epoch a script waits for the evaluation of that epoch. The shard requests an
-evaluation from the evaluator once, when the leading script reaches the end of that epoch. The
-leading script is the script with the lowest id among those that are not behind by a whole
-evaluation. All scripts get the same answer, early or late. If no Supervisor starts an evaluator, or
-the Supervisor has been disconnected for a lease, the answer is that nobody evaluates this epoch.
+At the end of an epoch a script waits for the evaluation of that epoch. Shard 0 requests an
+evaluation from the run's evaluator once, when the leading script reaches the end of that epoch. The
+leading script is the script with the lowest worker id among the scripts that are not behind by a
+whole evaluation. All scripts get the same answer, early or late. If no Supervisor starts an
+evaluator, or the Supervisor has been disconnected for a lease, the answer states that the epoch is
+not evaluated.
 
 The evaluator runs no callbacks and trains nothing. If an evaluation depends on a script's
-callbacks, or on state other than the weights, a script must make the evaluation: the shard appoints
-the waiting script with the lowest id. If the appointed script is lost, the shard appoints another.
+callbacks, or on state other than the weights, a worker's script must make the evaluation: the shard
+appoints the waiting script with the lowest worker id. If the appointed script is lost, the shard
+appoints another script.
 
-All state is soft. After a restart of the shard the scripts report again which evaluation they wait
-for, and the answers that they have received.
+The state is not saved. After a restart of the shard the scripts report again for which evaluation
+they wait, and the answers that they have received.
 """
 
 from __future__ import annotations
@@ -23,24 +25,28 @@ from collections.abc import Callable, Iterator, Sequence
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.scripts.barriers import AT_END, position_of
 
-#: Number of the fit (from 1) and of the epoch; the epoch is -1 before and infinite after the fit.
+#: Place of a script: number of the fit (from 1) and number of the epoch. The epoch number is -1
+#: before the fit and infinite after the fit.
 Position = tuple[float, float]
 
-#: Time limit for an evaluator to connect after a script's first request.
+#: Seconds for which a requested evaluation waits until an evaluator connects.
 START_SECONDS = 600.0
-#: Time limit for a connected evaluator, or an appointed script, to answer a request.
+#: Seconds for which a requested evaluation waits for the answer of a connected evaluator or an
+#: appointed script.
 ANSWER_SECONDS = 3600.0
-#: Time without an update after which an evaluation is requested although the leading script is
-#: still behind. The leading worker may wait in a round for a worker whose script waits here.
+#: Seconds without an update after which an evaluation is requested although the leading script has
+#: not reached the end of the epoch. The leading script's worker may wait in a round for a worker
+#: whose script waits for this evaluation.
 STALL_SECONDS = 5.0
-#: Number of answers, and of fits, that are stored for scripts and Supervisors that connect late.
+#: Number of evaluation answers, and number of fits, that are stored for scripts and Supervisors
+#: that connect late.
 _MOST_ANSWERS, _MOST_FITS = 10_000, 1000
 _NOWHERE: Position = (0, -1)
 
 
 @dataclasses.dataclass(frozen=True)
 class ForScript:
-    """A message for a worker's script."""
+    """A message about evaluations for the script of one worker."""
 
     worker: int
     message: pb.ToClient
@@ -48,14 +54,14 @@ class ForScript:
 
 @dataclasses.dataclass(frozen=True)
 class ForEvaluator:
-    """A message for the run's evaluator."""
+    """A message about evaluations for the run's evaluator."""
 
     message: pb.ToClient
 
 
 @dataclasses.dataclass(frozen=True)
 class ForSupervisors:
-    """A message for all Supervisors that start evaluators."""
+    """A message about evaluations for all Supervisors that start evaluators."""
 
     message: pb.ToClient
 
@@ -65,14 +71,15 @@ Notice = ForScript | ForEvaluator | ForSupervisors
 
 @dataclasses.dataclass
 class _EvaluatedScript:
-    """One incarnation of a worker's script.
+    """State of one incarnation (process start) of a worker's script at the evaluations.
 
     Attributes:
         incarnation: Random number that identifies this start of the script.
-        position: Farthest fit and epoch that the script has reported.
-        waits_for: (fit, epoch) whose evaluation the script waits for; None if it does not wait.
-        since: Time at which the script began to wait, by the shard's clock.
-        by_script: True if a script must make that evaluation, not the evaluator.
+        position: Farthest (fit, epoch) that the script has reported.
+        waits_for: (fit, epoch) whose evaluation the script waits for; None if the script does not
+            wait.
+        since: Time at which the script began to wait, in seconds of the shard's clock.
+        by_script: True if a worker's script, not the evaluator, must make the evaluation.
     """
 
     incarnation: int
@@ -83,12 +90,12 @@ class _EvaluatedScript:
 
 
 class Evaluations:
-    """The evaluations of a run, on shard 0.
+    """The evaluations that the scripts of a run request, kept by shard 0.
 
     Args:
-        lease_seconds: Time without a Supervisor after which nobody evaluates, in seconds.
-        present: Returns the ids of the workers whose scripts are in the run at a given time of this
-            shard's clock.
+        lease_seconds: Time without a Supervisor after which epochs are not evaluated, in seconds.
+        present: Called with a time of the shard's clock; returns the ids of the workers whose
+            scripts are in the run at that time.
     """
 
     def __init__(self, lease_seconds: float, present: Callable[[float], Sequence[int]]) -> None:
@@ -97,23 +104,29 @@ class Evaluations:
         self._fits: dict[int, pb.FitBegun] = {}
         self._histories: dict[int, pb.FitEnded] = {}
         self._answers: dict[tuple[int, int], pb.Evaluated] = {}
-        self._made: list[pb.Evaluated] = []  # all evaluations, in order of arrival
-        # (fit, epoch) -> time of the request; only requests without an answer.
+        self._made: list[pb.Evaluated] = []  # results of all evaluations, in order of arrival
+        # (fit, epoch) -> time of the request; holds only requests that have no answer yet.
         self._requested: dict[tuple[int, int], float] = {}
-        # (fit, epoch) -> (worker, incarnation) of the script that must make this evaluation.
+        # (fit, epoch) -> (worker id, incarnation) of the script that must make this evaluation.
         self._appointed: dict[tuple[int, int], tuple[int, int]] = {}
-        # Fit -> first epoch that a script evaluates; only fits whose evaluations scripts make.
+        # Fit -> first epoch that a worker's script evaluates; holds only fits that scripts
+        # evaluate.
         self._of_scripts: dict[int, pb.EpochEnded] = {}
-        self._supervisors: set[int] = set()  # stream numbers of Supervisors that start evaluators
+        # stream numbers of the Supervisors that start evaluators
+        self._supervisors: set[int] = set()
         self._has_evaluator = False
-        self._given_up = ""  # reason why the Supervisor starts no evaluator
-        self._alone_since: float | None = None  # time since when no Supervisor is connected
+        self._given_up = ""  # why the Supervisor starts no evaluator; else empty
+        # time since which no Supervisor is connected; None while a Supervisor is connected
+        self._alone_since: float | None = None
         self._version, self._moved_at = -1, -math.inf
 
-    # -- scripts ------------------------------------------------------------------------------
+    # -- the workers' scripts -----------------------------------------------------------------
 
     def begin(self, worker: int, incarnation: int, now: float) -> list[Notice]:
-        """Register a script's stream; a new incarnation of the script starts with empty state."""
+        """Register the stream of a worker's script.
+
+        A new incarnation (process start) of the script begins with empty state.
+        """
         if self._alone_since is None:
             self._alone_since = now
         known = self._scripts.get(worker)
@@ -122,7 +135,7 @@ class Evaluations:
         return self._settle(now)
 
     def begin_fit(self, worker: int, fit: pb.FitBegun, now: float) -> list[Notice]:
-        """Record that a script has begun a fit; a report may be repeated."""
+        """Record that a script has begun a fit; the script may repeat the report."""
         self._advance(worker, (fit.fit, -1))
         known = self._fits.get(fit.fit)
         if known is not None and (known.validates or not fit.validates):
@@ -133,7 +146,7 @@ class Evaluations:
         return [*self._for_evaluator(message), ForSupervisors(message), *self._settle(now)]
 
     def end_fit(self, fit: pb.FitEnded) -> list[Notice]:
-        """Record the history that a fit has returned; only the first script's report counts."""
+        """Record the training history that a fit has returned; the first script's report counts."""
         if fit.fit in self._histories:
             return []
         self._histories[fit.fit] = fit
@@ -153,18 +166,19 @@ class Evaluations:
         """Record that a script waits for the evaluation of an epoch; a report may be repeated.
 
         Args:
-            worker: Worker id of the script.
-            fit: Number of the fit; the first fit is 1.
+            worker: Worker id of the script that waits.
+            fit: Number of the fit; the first call of fit is 1.
             epoch: Number of the epoch, as Keras counts epochs.
-            now: Current time of this shard's clock, in seconds.
-            by_script: True if a script must make this evaluation, not the evaluator.
+            now: Current time in seconds of the shard's clock.
+            by_script: True if a worker's script, not the evaluator, must make this evaluation.
         """
         script = self._advance(worker, (fit, epoch))
         if script.waits_for != (fit, epoch):
             script.waits_for, script.since, script.by_script = (fit, epoch), now, by_script
         notices: list[Notice] = []
-        # An appointed script reports again only after its stream was lost, perhaps together with
-        # the request. Without a second request the evaluation would not be made.
+        # A script that was appointed to evaluate reports again only after its stream was lost,
+        # perhaps together with the request to evaluate. Without a second request the evaluation
+        # would not be made.
         if self._appointed.get((fit, epoch)) == (worker, script.incarnation):
             notices.append(ForScript(worker, _request((fit, epoch), by_script=True)))
         if by_script and fit not in self._of_scripts:
@@ -174,7 +188,7 @@ class Evaluations:
         return [*notices, *self._settle(now)]
 
     def know(self, worker: int, evaluated: pb.Evaluated, now: float) -> list[Notice]:
-        """Store an answer that a script received before this shard was restarted."""
+        """Store an evaluation's result that a script received before this shard was restarted."""
         place = (evaluated.fit, evaluated.epoch)
         self._advance(worker, place)
         self._answers.setdefault(place, evaluated)
@@ -184,14 +198,14 @@ class Evaluations:
     # -- Supervisors and the evaluator ----------------------------------------------------------
 
     def offer(self, supervisor: int, now: float) -> list[pb.ToClient]:
-        """Record that a Supervisor starts an evaluator when scripts need one.
+        """Record that a connected Supervisor starts an evaluator when scripts need one.
 
         Args:
             supervisor: Number that identifies the Supervisor's stream.
-            now: Current time of this shard's clock, in seconds.
+            now: Current time in seconds of the shard's clock.
 
         Returns:
-            Messages about earlier fits and evaluations, to be sent to this Supervisor.
+            Messages about earlier fits and evaluations, which the caller sends to this Supervisor.
         """
         self._supervisors.add(supervisor)
         self._given_up, self._alone_since = "", None
@@ -199,13 +213,13 @@ class Evaluations:
         return fits + [pb.ToClient(evaluated=evaluated) for evaluated in self._made]
 
     def withdraw(self, supervisor: int, why: str, now: float) -> list[Notice]:
-        """Record that a Supervisor starts no evaluator.
+        """Record that a Supervisor cannot start an evaluator.
 
         Args:
             supervisor: Number that identifies the Supervisor's stream.
-            why: Reason why the Supervisor starts no evaluator; empty if its stream was lost and it
-                may reconnect.
-            now: Current time of this shard's clock, in seconds.
+            why: Reason why the Supervisor starts no evaluator; empty if its stream was lost, so
+                that the Supervisor may reconnect.
+            now: Current time in seconds of the shard's clock.
         """
         is_known = supervisor in self._supervisors
         self._supervisors.discard(supervisor)
@@ -214,7 +228,10 @@ class Evaluations:
         return self._settle(now)
 
     def begin_evaluator(self, now: float) -> list[Notice]:
-        """Register the evaluator's stream; the evaluator gets the earlier fits and requests."""
+        """Register the evaluator's stream.
+
+        The evaluator gets the earlier fits and open requests.
+        """
         self._has_evaluator = True
         messages = [pb.ToClient(fit_begun=fit) for fit in self._fits.values()]
         messages += [pb.ToClient(fit_ended=fit) for fit in self._histories.values()]
@@ -223,7 +240,7 @@ class Evaluations:
         return [*map(ForEvaluator, messages), *self._settle(now)]
 
     def end_evaluator(self, now: float) -> list[Notice]:
-        """Record that the evaluator's stream has ended; an evaluator may connect again."""
+        """Record that the evaluator's stream has ended. An evaluator may connect again later."""
         self._has_evaluator = False
         self._requested = {
             place: since if place in self._appointed else now
@@ -232,7 +249,7 @@ class Evaluations:
         return self._settle(now)
 
     def answer(self, evaluated: pb.Evaluated, now: float) -> list[Notice]:
-        """Record an evaluation by the evaluator or a script; a request's first answer counts."""
+        """Record an evaluation's result; only the first result for a request is an answer."""
         place = (evaluated.fit, evaluated.epoch)
         if evaluated.answers:
             if place in self._answers:
@@ -247,14 +264,14 @@ class Evaluations:
         return [*notices, *self._settle(now)]
 
     def answer_of_script(self, worker: int, evaluated: pb.Evaluated, now: float) -> list[Notice]:
-        """Record an evaluation by a script, unless another script has been appointed for it."""
+        """Record a script's evaluation result, unless another script was appointed for it."""
         appointed, _ = self._appointed.get((evaluated.fit, evaluated.epoch), (worker, 0))
         return self.answer(evaluated, now) if appointed == worker else []
 
-    # -- time ---------------------------------------------------------------------------------
+    # -- deadlines ----------------------------------------------------------------------------
 
     def excuse(self, seconds: float) -> None:
-        """Extend all deadlines by a time in which this process was stalled and received nothing."""
+        """Extend all deadlines by `seconds`: the time in which this process was stalled."""
         for script in self._scripts.values():
             script.since += seconds
         self._requested = {place: since + seconds for place, since in self._requested.items()}
@@ -263,23 +280,23 @@ class Evaluations:
             self._alone_since += seconds
 
     def tick(self, now: float, version: int) -> list[Notice]:
-        """Return the notices of deadlines that have passed.
+        """Return the messages to scripts and evaluators that result from passed deadlines.
 
         Args:
-            now: Current time of this shard's clock, in seconds.
-            version: Number of updates applied so far.
+            now: Current time in seconds of the shard's clock.
+            version: Number of updates that the shard has applied so far.
         """
         if version != self._version:
             self._version, self._moved_at = version, now
         return self._settle(now)
 
     def next_deadline(self, now: float) -> float | None:
-        """Return the next time at which `tick` may have an effect; None without a deadline."""
+        """Return the next time at which `tick` must be called; None without a deadline."""
         moments = [self._given_up_at(place) for place, _ in self._waiting()]
         moments += [self._stalled_at(script) for _, script in self._waiting()]
         return min((when for when in moments if now < when < math.inf), default=None)
 
-    # -- inside -------------------------------------------------------------------------------
+    # -- internal methods ---------------------------------------------------------------------
 
     def _advance(self, worker: int, position: Position) -> _EvaluatedScript:
         script = self._scripts[worker]
@@ -293,7 +310,7 @@ class Evaluations:
             yield ForEvaluator(message)
 
     def _waiting(self) -> list[tuple[tuple[int, int], _EvaluatedScript]]:
-        """Return (fit, epoch) and script for each script that waits, the earliest epoch first."""
+        """Return ((fit, epoch), script) for each script that waits, the earliest epoch first."""
         waiting = [
             (script.waits_for, script)
             for _, script in sorted(self._scripts.items())
@@ -336,7 +353,7 @@ class Evaluations:
         yield from self._for_evaluator(_request(place))
 
     def _is_lost(self, place: tuple[int, int], now: float) -> bool:
-        """Return True if the script that was appointed for an evaluation is lost or restarted."""
+        """Return True if the script appointed to make an evaluation is lost or restarted."""
         if place not in self._appointed:
             return False
         worker, incarnation = self._appointed[place]
@@ -344,14 +361,14 @@ class Evaluations:
         return not is_same or worker not in self._present(now)
 
     def _forget(self, place: tuple[int, int]) -> None:
-        """Delete the request of an evaluation and the script that was appointed for it."""
+        """Delete the request of an evaluation, and the appointment of a script to make it."""
         self._requested.pop(place, None)
         self._appointed.pop(place, None)
 
     def _leader_position(self, now: float) -> Position:
-        """Return the position of the leading script, which decides when an evaluation is made.
+        """Return the (fit, epoch) of the leading script, which decides when an evaluation is made.
 
-        A script that is behind by a whole evaluation, for example after a restart, does not lead.
+        A script that is behind by a whole evaluation, for example after its restart, does not lead.
         """
         places = [*self._answers, *self._requested]
         newest = max(places, default=_NOWHERE)
@@ -364,7 +381,7 @@ class Evaluations:
         return max(script.since, self._moved_at) + STALL_SECONDS
 
     def _given_up_at(self, place: tuple[int, int]) -> float:
-        """Return the time at which the evaluation of a place fails; -inf if it has failed."""
+        """Return the time at which the wait for an evaluation ends; -inf if it has ended."""
         if place in self._appointed:
             return self._requested[place] + ANSWER_SECONDS
         if any(script.by_script and script.waits_for == place for script in self._scripts.values()):
@@ -394,6 +411,6 @@ def _request(place: tuple[int, int], by_script: bool = False) -> pb.ToClient:
 
 
 def _limit(kept: dict, most: int) -> None:  # type: ignore[type-arg]
-    """Delete the oldest entries of a dictionary until it has at most `most` entries."""
+    """Delete the oldest entries of a dictionary that has more than `most` entries."""
     while len(kept) > most:
         del kept[next(iter(kept))]

@@ -1,9 +1,9 @@
-"""The start of the run's first evaluator, for which scripts wait: a plain object, no threads.
+"""The start of the run's first evaluator, for which the workers' scripts wait; has no threads.
 
-An evaluator runs the same script as the workers, up to the call of `distribute`, and a script may
-clear a folder at its top. To protect the files of the training, no worker trains before the first
-evaluator has reached `distribute`. The Supervisor reports the start and the end of the evaluator's
-process. The evaluator opens its stream to shard 0 in `distribute`.
+An evaluator runs the same script as the workers, up to the script's call of `distribute`. The
+script may clear a folder before that call. To protect the files of the training, no worker trains
+before the first evaluator has reached `distribute`. The Supervisor reports the start and the end of
+the evaluator's process. The evaluator opens its stream to shard 0 in `distribute`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ import math
 
 
 class _Stage(enum.Enum):
-    """UNKNOWN until a Supervisor reports; SETTLED forever once no script must wait."""
+    """Stage of the evaluator's start.
+
+    UNKNOWN until a Supervisor reports; STARTING while scripts wait; SETTLED forever once no script
+    has to wait.
+    """
 
     UNKNOWN = enum.auto()
     STARTING = enum.auto()
@@ -21,23 +25,27 @@ class _Stage(enum.Enum):
 
 
 class FirstEvaluator:
-    """The start of the run's first evaluator, on shard 0.
+    """The start of the run's first evaluator, watched by shard 0.
 
     Args:
-        lease_seconds: How long scripts wait for the report of a Supervisor, in seconds.
+        lease_seconds: Time for which scripts wait for the report of a Supervisor, in seconds.
     """
 
     def __init__(self, lease_seconds: float) -> None:
         self._lease_seconds = lease_seconds
         self._stage = _Stage.UNKNOWN
-        self._unknown_since = math.inf  # when the first script or the Supervisor's loss was noted
+        # time at which the first script connected or the Supervisor was lost
+        self._unknown_since = math.inf
 
     def script_came(self, now: float) -> None:
-        """Record that a script has connected, which may have to wait for the evaluator."""
+        """Record that a worker's script has connected, which may have to wait for the evaluator."""
         self._unknown_since = min(self._unknown_since, now)
 
     def report(self, is_starting: bool) -> None:
-        """Record whether an evaluator's process runs and has not reached `distribute` yet."""
+        """Record a Supervisor's report.
+
+        `is_starting` is True if an evaluator's process runs but has not reached `distribute` yet.
+        """
         if self._stage is not _Stage.SETTLED:
             self._stage = _Stage.STARTING if is_starting else _Stage.SETTLED
 
@@ -46,19 +54,22 @@ class FirstEvaluator:
         self._stage = _Stage.SETTLED
 
     def lose_supervisor(self, now: float) -> None:
-        """Record that a Supervisor's stream has ended; it may reconnect within a lease."""
+        """Record that a Supervisor's stream has ended.
+
+        The Supervisor may reconnect within a lease.
+        """
         if self._stage is _Stage.STARTING:
             self._stage, self._unknown_since = _Stage.UNKNOWN, now
 
     def excuse(self, seconds: float) -> None:
-        """Extend the deadline by a time in which this process was stalled."""
+        """Extend the deadline by `seconds`: the time in which this process was stalled."""
         self._unknown_since += seconds
 
     def waits_until(self, has_supervisor: bool) -> float:
-        """Return the time until which scripts wait, by the shard's clock; -inf for no wait.
+        """Return the time until which scripts wait, by the shard's clock; -inf if no script waits.
 
         Args:
-            has_supervisor: True if the run has a Supervisor, which may not have reported yet.
+            has_supervisor: True if the run has a Supervisor, even if it has not reported yet.
         """
         if self._stage is _Stage.STARTING:
             return math.inf

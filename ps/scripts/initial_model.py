@@ -1,4 +1,4 @@
-"""A shard's initial model as plain arrays, from the run's flags or from a worker's offer."""
+"""A shard's initial model as plain arrays, made from the run's flags or from a worker's offer."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ if TYPE_CHECKING:
     from thinwire.models.flat_model import SharedModel
     from thinwire.ops.types import Float32
 
-#: Size limit of a shard's offered values: a payload's length is 32 bits on the wire.
+#: Size limit of the values that a worker offers to a shard: a payload's length has 32 bits in a
+#: message.
 _MOST_SHARD_BYTES = (1 << 32) - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class InitialModel:
-    """A shard's model before its first update.
+    """A shard's model before the first update.
 
     Attributes:
-        spec: Variables of the whole model.
-        layouts: Layouts of all shards, in the order of their ids.
+        spec: Names and shapes of the variables of the whole model.
+        layouts: Layouts of all shards (the slices of variables that each shard holds), in the order
+            of their ids.
         weights: [n] float32 weights in the order of this shard's layout.
         statistics: [m] float32 moving statistics that shard 0 averages; may be empty.
-        method: The run's method with the optimizer that steps this model.
-        num_examples: Size of the training set; None if the run has no --epochs.
-        offer: The offer of a worker; None if the flags name the model.
+        method: The run's method with the optimizer that updates this model.
+        num_examples: Size of the training set; None if the run does not limit the epochs
+            (--epochs).
+        offer: Description of the model that a worker has sent; None if the flags name the model.
     """
 
     spec: ModelSpec
@@ -50,21 +53,23 @@ class InitialModel:
 def model_of_flags(
     run: Run, id_ps: int, shared: SharedModel | None = None, num_examples: int | None = None
 ) -> InitialModel:
-    """Return a shard's initial model if the flags name the model, so that every node knows it.
+    """Return a shard's initial model for a run whose flags name the model.
 
     Args:
         run: The run's settings.
         id_ps: Id of the shard.
-        shared: The model; None to build it from the run's settings.
-        num_examples: Size of the training set; None to count the examples if --epochs needs them.
+        shared: The whole model; None to build it from the run's settings.
+        num_examples: Size of the training set; None to count the examples if --epochs needs their
+            number.
 
     Raises:
-        ConfigurationError: The model cannot be built or placed, or --device names a missing GPU.
+        ConfigurationError: The model cannot be built or split over the shards, or --device names a
+            missing GPU.
     """
     from thinwire.data.loading import num_train
     from thinwire.models.flat_model import FlatVariables, SharedModel, has_gpu
 
-    has_gpu(run)  # raises if --device names a missing GPU
+    has_gpu(run)  # raises ConfigurationError if --device names a missing GPU
     shared = shared or SharedModel(run.model, run.seed)
     layouts = run.method.place(shared.spec, run.nb_ps)
     if run.epochs is None:
@@ -82,16 +87,16 @@ def model_of_flags(
 
 
 def offered_layouts(run: Run, offer: Offer) -> tuple[ShardLayout, ...]:
-    """Return the layouts of all shards for the offered model; every node computes equal layouts.
+    """Return the layouts of all shards for the model that a worker offers; equal on all nodes.
 
     Raises:
-        ConfigurationError: The model cannot be spread over the run's shards.
+        ConfigurationError: The model cannot be split over the run's shards.
     """
     return _method_of(run, offer).place(offer.spec, run.nb_ps)
 
 
 def _method_of(run: Run, offer: Offer) -> Method:
-    """Return the run's method with the optimizer that steps the offered model."""
+    """Return the run's method with the optimizer that updates the model that a worker offers."""
     server = run.method.server
     if offer.optimizers and not server.awaits_offer:
         name = offer.optimizers[0].optimizer.name
@@ -104,10 +109,10 @@ def _method_of(run: Run, offer: Offer) -> Method:
 
 
 def offered_bytes(run: Run, id_ps: int, offer: Offer) -> int:
-    """Return the length in bytes of the payload of an offer to a shard.
+    """Return the length in bytes of the weights that a worker sends to a shard with its offer.
 
     Raises:
-        ConfigurationError: The model cannot be spread over the run's shards.
+        ConfigurationError: The model cannot be split over the run's shards.
     """
     layout = offered_layouts(run, offer)[id_ps]
     num_statistics = offer.statistics if id_ps == 0 else 0
@@ -122,17 +127,18 @@ def offered_bytes(run: Run, id_ps: int, offer: Offer) -> int:
 
 
 def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | None) -> InitialModel:
-    """Return a shard's initial model from a worker's offer.
+    """Return a shard's initial model, made from the model that a worker offers.
 
     Args:
         run: The run's settings.
         id_ps: Id of the shard.
-        offer: Offer whose document has been checked.
-        payload: Weights, then statistics and slots, as float32; `offered_bytes` long. None if the
-            values come from a checkpoint.
+        offer: Worker's description of its model, from a document that has been checked.
+        payload: [n] float32 bytes: weights, then statistics and optimizer slots, `offered_bytes`
+            long. None if a checkpoint holds the values.
 
     Raises:
-        ConfigurationError: The offer does not fit the run's settings, or it holds NaN or infinity.
+        ConfigurationError: The model does not fit the run's settings, or its values hold NaN or
+            infinity.
     """
     layouts = offered_layouts(run, offer)
     size = layouts[id_ps].size
@@ -173,11 +179,11 @@ def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | Non
 
 
 def _check_rates(run: Run, method: Method, offer: Offer) -> None:
-    """Reject learning-rate schedules with a rate that is not finite within the run's steps."""
+    """Reject a learning-rate schedule that has a NaN or infinite rate within the run's steps."""
     if not isinstance(method.server, ScriptUpdate | ScriptUpdates):
         return
-    # Upper bounds: an update merges at least one push (exactly one with --method=asgd), and a push
-    # contains at most one batch of the script.
+    # Upper bounds of the schedule's steps: an update merges at least one push (exactly one with
+    # --method=asgd), and a push contains at most one batch of the script.
     most_updates = None if run.iter_max is None else run.iter_max * run.nb_workers
     most_batches = most_updates
     if run.epochs is not None and offer.num_batches:
@@ -187,7 +193,7 @@ def _check_rates(run: Run, method: Method, offer: Offer) -> None:
 
 
 def _check_finite(values: Float32) -> None:
-    """Reject NaN and infinity; check piecewise to need little memory."""
+    """Reject values with NaN or infinity. The check runs piecewise, to need little memory."""
     for start in range(0, len(values), 1 << 20):
         if not np.isfinite(values[start : start + (1 << 20)]).all():
             raise ConfigurationError(

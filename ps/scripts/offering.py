@@ -1,8 +1,9 @@
-"""The port of a shard that has no model yet and accepts the model that a worker offers.
+"""Port of a shard that has no model yet and accepts the model that a worker offers.
 
-One worker at a time may offer its model. The shard holds the streams of the other workers for a few
-seconds and then requests these workers to retry. The shard checks the document of an offer before
-it allocates memory for the payload. The main thread gets the offer from `OfferStage.next_offer` and
+One worker at a time may offer its model: the worker sends a document that describes the model, and
+the initial weights as payload. The shard holds the streams of the other workers for a few seconds
+and then requests these workers to retry. The shard checks the document of an offer before it
+allocates memory for the payload. The main thread gets the offer from `OfferStage.next_offer` and
 builds the model.
 
 Source: design, section 10, "The PS runs no user code".
@@ -43,35 +44,37 @@ from thinwire.runtime.run.settings import Run
 if TYPE_CHECKING:
     from thinwire.proto.security.connection_guard import ConnectionGuard
 
-#: Time for which a client that cannot be served yet is held. Then the client must retry, which
-#: shows that it still runs.
+#: Seconds for which the shard holds the stream of a client that it cannot serve yet. Then the
+#: client must retry, which shows that the client still runs.
 _HELD_SECONDS = 5.0
-#: Least time limit for a worker to send its offer, or the next chunk of the offer.
+#: Shortest time limit, in seconds, for a worker to send its offer or the next chunk of its offer.
 _SILENCE_SECONDS = 10.0
-#: Retry delay that is sent with REASON_STARTING; the client retries while this PS answers.
+#: Delay before a client retries, in seconds, sent with REASON_STARTING. The client retries as long
+#: as this PS answers.
 _RETRY_SECONDS = 0.02
 _LOOK_SECONDS = 0.1
 _LONGEST_MESSAGE = 2000
 
 
 class OfferRefused(Exception):
-    """An invalid offer; the message is sent to the worker."""
+    """The offer of a worker is invalid. The message is sent to the worker."""
 
 
 class _SentAway(Exception):
-    """The stream must end."""
+    """Raised inside this module to end a client's stream."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReceivedOffer:
-    """An offer with a checked document, and its payload.
+    """Model that a worker has offered: its checked description and its payload.
 
     Attributes:
-        offer: Content of the document.
-        payload: Initial weights of this shard, then moving statistics; has the expected length.
+        offer: Description of the model, from the offer's document.
+        payload: Initial weights of this shard, then moving statistics and slots; has the expected
+            length.
         worker: Id of the worker that sent the offer.
-        stream: Stream of that worker, which waits for an answer.
-        program: Rows that describe the worker's script; empty if the worker has no script.
+        stream: Stream of the offering worker, which waits for an answer.
+        program: Rows that describe the script of the worker; empty if the worker has no script.
     """
 
     offer: Offer
@@ -82,21 +85,21 @@ class ReceivedOffer:
 
 
 class OfferStage:
-    """The port of a shard until the shard has a model.
+    """The port of a shard until the shard has the model that a worker offers.
 
-    Reader threads call `claim`, `hold`, `receive` and `forget`; the main thread calls the other
-    methods.
+    Threads that read clients' streams call `claim`, `hold`, `receive` and `forget`; the main thread
+    calls all other methods.
 
     Attributes:
         guard: Guard that limits and counts the clients of the port.
-        watch: Watch that detects that all workers are refused.
+        watch: Object that detects that the shard refuses all workers.
         listening: The open port; None before `listen` is called.
-        interrupted: True if the shard must end.
-        phase: Number of the script's phase whose model this stage accepts.
+        interrupted: True if the shard must end before it has a model.
+        phase: Number of the phase (model of the script) for which this stage accepts a model.
 
     Args:
         run: The run's settings.
-        own: This shard's flags.
+        own: Settings of this shard from its flags.
         clock: Monotonic clock in seconds; tests replace it.
     """
 
@@ -107,11 +110,12 @@ class OfferStage:
         self.listening: GrpcServer | None = None
         self.interrupted = False
         self._lock = threading.RLock()
-        self._held: dict[ServerStream, float] = {}  # stream -> time when it was held
+        self._held: dict[ServerStream, float] = {}  # client's stream -> time since which it is held
         self._offering: OfferReader | None = None
-        self._is_taken = False  # the main thread has an offer
+        self._is_taken = False  # True while the main thread has an offer
         self._has_model = False
-        self._leader: LeaderModel | None = None  # shard 0's model, for shards 1 and up
+        # identity of shard 0's model, on shards 1 and up; else None
+        self._leader: LeaderModel | None = None
         self._closing = threading.Event()
         self._came: queue.SimpleQueue[ReceivedOffer | Exception] = queue.SimpleQueue()
         self._beat_at = clock()
@@ -129,15 +133,16 @@ class OfferStage:
         guard: ConnectionGuard,
         on_offer: Callable[[ReceivedOffer], None],
     ) -> OfferStage:
-        """Return the stage of a shard that serves a model and accepts the model of a later phase.
+        """Return the stage of a shard that serves a model and accepts the next phase's model.
 
         Args:
             run: The run's settings.
-            own: This shard's flags.
-            phase: Number of the script's phase whose model the stage accepts.
-            run_id: The run's identity.
+            own: Settings of this shard from its flags.
+            phase: Number of the phase (model of the script) for which the stage accepts a model.
+            run_id: Random id of the run.
             guard: Guard of the shard's port.
-            on_offer: Called with each received offer, in the thread that has read the offer.
+            on_offer: Called with each received offer, in the thread that reads the offering
+                worker's stream.
         """
         stage = cls(run, own)
         stage.phase, stage.guard, stage._on_offer = phase, guard, on_offer
@@ -147,13 +152,13 @@ class OfferStage:
 
     @property
     def num_waiting(self) -> int:
-        """Number of clients that are held."""
+        """Number of clients whose streams are held."""
         return len(self._held)
 
-    # -- the main thread --------------------------------------------------------------------
+    # -- methods of the main thread ---------------------------------------------------------
 
     def listen(self) -> None:
-        """Open the port; shards 1 and up also start to wait for shard 0's model.
+        """Open the port. Shards 1 and up also start to wait for shard 0's model.
 
         Raises:
             thinwire.proto.grpc.PortInUse: Another process uses the port.
@@ -170,11 +175,11 @@ class OfferStage:
             threading.Thread(target=self._look_for_leader, name="leader", daemon=True).start()
 
     def next_offer(self) -> ReceivedOffer | None:
-        """Wait for an offer; return None if this shard must end first.
+        """Wait for a worker's offer; return None if this shard must end before an offer arrives.
 
         Raises:
             Unreachable, RequestRejected: Shard 0 does not answer, or rejects this shard.
-            NobodyAdmitted: All clients that connected were refused.
+            NobodyAdmitted: The shard has refused all clients that connected.
         """
         while not self.interrupted:
             try:
@@ -185,40 +190,40 @@ class OfferStage:
                     raise NobodyAdmitted(why) from None
                 continue
             if isinstance(item, Exception):
-                if self._closing.is_set():  # `close` has ended the search for shard 0
+                if self._closing.is_set():  # `close` has ended the wait for shard 0's model
                     break
                 raise item
             if not item.stream.lost:
                 return item
-            # Drop an offer whose worker has disconnected: that worker cannot offer the same weights
-            # to the other shards.
+            # Drop an offer whose worker has disconnected, because that worker cannot offer the same
+            # weights to the other shards.
             self._is_taken = False
         return None
 
     def taken(self) -> ReceivedOffer | None:
-        """Return the received offer without waiting; None if no offer was received."""
+        """Return the received offer without waiting; None if no worker has sent an offer."""
         with contextlib.suppress(queue.Empty):
             item = self._came.get_nowait()
             return item if isinstance(item, ReceivedOffer) else None
         return None
 
     def refuse(self, received: ReceivedOffer, why: str, reason: int = pb.REASON_OFFER) -> None:
-        """Reject an offer, end its worker's stream, and wait for another worker's offer."""
+        """Reject a worker's offer, end the worker's stream, and wait for another worker's offer."""
         self._is_taken = False
         self.refuse_offer(received.stream, why, reason)
         received.stream.close()
         self.forget(received.stream)
 
     def interrupt(self) -> None:
-        """End the wait (any thread)."""
+        """End the wait for an offer (any thread)."""
         self.interrupted = True
         self._closing.set()
 
     def close(self, has_model: bool) -> None:
-        """Refuse all waiting clients, and stop listening if the shard has no model.
+        """Refuse all clients that wait, and close the port if the shard has no model.
 
         Args:
-            has_model: True if the shard has a model now; then the port stays open.
+            has_model: True if the shard has a model by now; then the port stays open.
         """
         with self._lock:
             self._has_model = True
@@ -232,7 +237,7 @@ class OfferStage:
             self.listening.stop(0.5)
 
     def tick(self) -> None:
-        """Send heartbeats, release held streams, and drop an offering worker that is silent."""
+        """Send heartbeats, release held streams, and drop an offering worker that sends nothing."""
         now = self.clock()
         with self._lock:
             due = [stream for stream, since in self._held.items() if now - since >= _HELD_SECONDS]
@@ -253,10 +258,10 @@ class OfferStage:
             self._beat_at = now
             offering.stream.send((frame(pb.ToClient(waiting=pb.Waiting())),), counted=False)
 
-    # -- readers of streams -----------------------------------------------------------------
+    # -- methods of the threads that read streams -------------------------------------------
 
     def read(self, stream: ServerStream) -> None:
-        """Read one stream until it ends."""
+        """Read one client's stream until it ends."""
         OfferReader(self, stream).read()
 
     def claim(self, reader: OfferReader) -> bool:
@@ -270,7 +275,7 @@ class OfferStage:
             return True
 
     def hold(self, stream: ServerStream) -> bool:
-        """Hold a client's stream for a few seconds; return False if the shard has its model."""
+        """Hold a client's stream for some seconds; return False if the shard has its model."""
         with self._lock:
             if self._has_model:
                 return False
@@ -278,10 +283,10 @@ class OfferStage:
             return True
 
     def check_digest(self, offer: Offer) -> None:
-        """Check that an offer has the same initial weights as shard 0.
+        """Check that a worker's offer has the same initial weights as shard 0.
 
         Raises:
-            OtherWeights: Shard 0 has the initial weights of another worker.
+            OtherWeights: Shard 0 has got its initial weights from another worker.
         """
         leader = self._leader
         if leader is not None and offer.weights_digest != leader.weights_digest:
@@ -292,12 +297,15 @@ class OfferStage:
             )
 
     def receive(self, received: ReceivedOffer) -> None:
-        """Pass an offer to the main thread."""
+        """Pass a worker's offer to the main thread."""
         self._is_taken = True
         self._on_offer(received)
 
     def forget(self, stream: ServerStream) -> None:
-        """Record that a stream has ended; if its worker was to offer, release the held workers."""
+        """Record that a client's stream has ended.
+
+        If that client was the offering worker, release the held workers.
+        """
         with self._lock:
             self._held.pop(stream, None)
             if self._offering is None or self._offering.stream is not stream:
@@ -306,22 +314,22 @@ class OfferStage:
         self._let_all_go()
 
     def refuse_offer(self, stream: ServerStream, why: str, reason: int = pb.REASON_OFFER) -> None:
-        """Send a worker the rejection of its offer, and count the rejection."""
+        """Send a worker the rejection of its offer, and count the rejected offer."""
         _refuse(stream, reason, why)
         self.guard.record_refusal("offer", stream.peer, why)
 
     def send_away(self, stream: ServerStream, retry_after_seconds: float = _RETRY_SECONDS) -> None:
-        """Request a client to retry soon, and end its stream.
+        """Request a client to retry soon, and end the client's stream.
 
         Args:
-            stream: Stream of the client.
-            retry_after_seconds: Delay before the retry; 0 lets the client decide how long it
-                retries.
+            stream: Stream of the client that must retry.
+            retry_after_seconds: Delay before the client's retry, in seconds; 0 lets the client
+                choose the delay and the number of retries.
         """
         _refuse(stream, pb.REASON_STARTING, self._why_not_yet(), retry_after_seconds)
         stream.close()
 
-    # -- parts of these ---------------------------------------------------------------------
+    # -- internal methods -------------------------------------------------------------------
 
     def _let_all_go(self) -> None:
         with self._lock:
@@ -339,10 +347,10 @@ class OfferStage:
         return "this PS has no model yet and waits for a worker that offers one; try again."
 
     def _look_for_leader(self) -> None:
-        """Get the digest of the run's initial weights from shard 0; then let workers offer."""
+        """Wait for shard 0's digest of the initial weights; then let workers offer a model."""
         try:
             leader = find_model(self.run, self.identity, self._closing)
-        except Exception as error:  # noqa: BLE001 - the main thread raises it
+        except Exception as error:  # noqa: BLE001 - the main thread raises the error
             self._came.put(error)
             if self.phase and not self._closing.is_set():
                 logging.error("this shard gets no model of phase %d: %s", self.phase, error)
@@ -354,39 +362,40 @@ class OfferStage:
 
 
 class NobodyAdmitted(Exception):
-    """No worker was admitted in time, and some workers were refused. Exit code 4."""
+    """The PS admitted no worker in time, and refused some workers. The exit code is 4."""
 
 
 class OtherWeights(Exception):
-    """The offer has other weights than shard 0, which got its weights from another worker."""
+    """The offered initial weights differ from shard 0's, which another worker has offered."""
 
 
 class OfferReader:
-    """Reader of one client's stream to a shard without a model.
+    """Reader of one client's stream to a shard that waits for its model.
 
     Attributes:
-        stream: The client's stream.
-        worker: The client's id; 0 before its Hello is accepted.
-        progress_at: Time at which the client last made progress, by the stage's clock.
+        stream: Stream of the client.
+        worker: Worker id of the client; 0 before the client's Hello is accepted.
+        progress_at: Time at which the client last made progress, in seconds of the stage's clock.
 
     Args:
-        stage: The shard's stage.
-        stream: Stream that is read.
+        stage: Stage of the shard that accepts the model.
+        stream: Stream of the client that this object reads.
     """
 
     def __init__(self, stage: OfferStage, stream: ServerStream) -> None:
         self._stage, self.stream = stage, stream
         self.worker = 0
         self.progress_at = stage.clock()
-        self._bytes = 0  # received since `progress_at`
+        self._bytes = 0  # bytes received since the time `progress_at`
         self._offer: Offer | None = None
         self._program: Rows = ()
-        self._expects = "hello"  # or "offer", or "" if no message is expected
+        # message that the client must send next: "hello" or "offer"; "" if it must send nothing
+        self._expects = "hello"
         self._rate = MessageRate(stage.guard.limits)
         self._assembler = MessageAssembler(pb.ToServer, self._limit)
 
     def read(self) -> None:
-        """Handle frames until the stream ends."""
+        """Handle the frames of the client's stream until the stream ends."""
         try:
             for data in self.stream.incoming():
                 if not self.receive(data):
@@ -395,7 +404,7 @@ class OfferReader:
             self.forget()
 
     def receive(self, data: bytes | Arriving) -> bool:
-        """Handle one frame; return True if the stream continues."""
+        """Handle one frame; return True if the client's stream continues."""
         try:
             self._take(data)
             return True
@@ -414,7 +423,7 @@ class OfferReader:
         return False
 
     def forget(self) -> None:
-        """Notify the stage that the stream has ended."""
+        """Notify the stage that the client's stream has ended."""
         self._stage.forget(self.stream)
 
     def _take(self, data: bytes | Arriving) -> None:
@@ -437,7 +446,7 @@ class OfferReader:
             self._stage.receive(received)
 
     def _note_progress(self, num_bytes: int) -> None:
-        """Renew the worker's time limit after each MIN_CHUNK_BYTES that it has sent."""
+        """Renew the worker's time limit each time the worker has sent MIN_CHUNK_BYTES more."""
         self._bytes += num_bytes
         if self._bytes >= MIN_CHUNK_BYTES:
             self._bytes, self.progress_at = 0, self._stage.clock()
@@ -453,7 +462,7 @@ class OfferReader:
         self._admit(hello)
 
     def admit(self, hello: pb.Hello) -> bool:
-        """Handle a Hello that has been authenticated; return True if the stream continues."""
+        """Handle an authenticated client's Hello message; return True if the stream continues."""
         try:
             self._admit(hello)
             return True
@@ -479,7 +488,8 @@ class OfferReader:
             logging.info("worker %d is to offer the model", hello.id)
             self._expects = "offer"
             _refuse(self.stream, pb.REASON_NO_MODEL, "this PS has no model yet; offer it.")
-        elif not hello.num_shards or not stage.hold(self.stream):  # num_shards is 0: only looks
+        # a client with num_shards 0 only reads the status
+        elif not hello.num_shards or not stage.hold(self.stream):
             stage.send_away(self.stream, _RETRY_SECONDS if hello.num_shards else 0.0)
             raise _SentAway
 
@@ -494,12 +504,12 @@ class OfferReader:
         return refusal
 
     def _limit(self, message: pb.ToServer) -> int:
-        """Check an offer's document and return the length of its payload, in bytes.
+        """Check the document of a worker's offer; return the length of its payload in bytes.
 
-        The assembler calls this before it allocates memory for the payload.
+        The assembler of the message calls this method before it allocates memory for the payload.
 
         Raises:
-            OfferRefused, OtherWeights: The document or the payload's length is invalid.
+            OfferRefused, OtherWeights: The document or the length of the payload is invalid.
         """
         if self._expects != "offer" or message.WhichOneof("body") != "offer":
             raise Malformed("a payload where no payload is expected")
@@ -527,7 +537,7 @@ class OfferReader:
         return expected
 
     def _reject(self, why: str, refusal: tuple[int, str]) -> None:
-        """Send a refusal and end the stream; the guard counts the refusal under the name `why`."""
+        """Send a refusal and end the stream. The guard counts the refusal under the name `why`."""
         _refuse(self.stream, *refusal)
         self._stage.guard.record_refusal(why, self.stream.peer, refusal[1])
         raise _SentAway

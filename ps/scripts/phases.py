@@ -1,9 +1,10 @@
-"""Stage that accepts the next phase's model while the shard serves the current model.
+"""Acceptance of the next phase's model while the shard still serves the current model.
 
-A worker whose Hello names a later phase than the shard's phase is passed to an `OfferStage`. All
-other streams (control streams, supervisors, other shards) continue unchanged. The thread that reads
-an offer also builds its model, so that the writer thread can continue to serve the current model.
-The writer thread then begins the phase.
+A phase is a period in which the run trains one model. A worker whose Hello message names a later
+phase than the shard's phase is passed to an `OfferStage`. All other streams (control streams,
+supervisors, other shards) continue unchanged. The thread that reads a worker's offered model also
+builds the model, so that the writer thread can continue to serve the current model. The writer
+thread then begins the next phase.
 
 Source: design, section 10, "Life of a model".
 """
@@ -18,11 +19,12 @@ from thinwire.ps.scripts.offering import OfferReader, OfferStage
 
 
 class NextPhase:
-    """Owner of the next phase's stage while workers wait for that phase.
+    """Owner of the stage that accepts the next phase's model, while workers wait for that phase.
 
     Args:
-        make: Makes the stage of a phase.
-        is_agreed: Returns True if this shard knows that the scripts have agreed on a phase.
+        make: Creates the stage (`OfferStage`) of a phase.
+        is_agreed: Called with a phase number; returns True if all scripts have agreed on that
+            phase.
     """
 
     def __init__(self, make: Callable[[int], OfferStage], is_agreed: Callable[[int], bool]) -> None:
@@ -31,10 +33,11 @@ class NextPhase:
         self._lock = threading.Lock()
 
     def reader(self, phase: int, stream: ServerStream) -> OfferReader | None:
-        """Return a reader for the stream of a worker of a later phase (reader threads).
+        """Return a reader for the stream of a worker that is in a later phase (reader threads).
 
         Returns:
-            None if the scripts have not agreed on the phase yet; then the worker must retry.
+            The reader, or None if the scripts have not agreed on the phase yet; then the worker
+            must retry.
         """
         if not self._is_agreed(phase):
             return None
@@ -46,7 +49,7 @@ class NextPhase:
             return OfferReader(self._stage, stream)
 
     def tick(self) -> None:
-        """Send heartbeats to waiting workers and release those held too long (writer thread)."""
+        """Send heartbeats to held workers, and release workers held too long (writer thread)."""
         stage = self._stage
         if stage is not None:
             stage.tick()

@@ -1,7 +1,7 @@
-"""The control streams of workers' scripts, of the evaluator, and of Supervisors.
+"""The control streams of workers' scripts, of the run's evaluator, and of Supervisors.
 
-Passes the messages of these streams to `Barriers`, `EpochMeetings` and `Evaluations`, and sends
-their answers.
+`RunControl` passes the messages of these streams to `Barriers`, `EpochMeetings` and `Evaluations`,
+and sends the answers of these objects.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class RunControl:
     """Network interface of a run's scripts (writer thread, except methods marked "any thread").
 
     Args:
-        barriers: Barriers between the scripts.
+        barriers: State of the barriers between the scripts.
         lease_seconds: Time after which a disconnected Supervisor counts as lost, in seconds.
         put: Queues an event for the core.
-        version: Returns the number of updates applied so far.
-        held: Returns the ids of the workers that wait in a round.
-        publish_status: Sends the run's status to supervisors; called before each evaluation is
-            sent, so that a supervisor has the status of that moment.
+        version: Returns the number of updates that the shard has applied so far.
+        held: Returns the ids of the workers that wait in a round for other workers' pushes.
+        publish_status: Sends the run's status to supervisors. It is called before the request for
+            an evaluation is sent, so that a supervisor has the status at the time of the request.
         clock: Monotonic clock of this shard, in seconds.
     """
 
@@ -68,7 +68,7 @@ class RunControl:
         self._meetings = EpochMeetings(barriers.present, held)
         self._version, self._publish_status = version, publish_status
         self._streams: dict[int, Connection] = {}  # worker id -> stream of the worker's script
-        # id(connection) -> connection of a Supervisor that starts evaluators
+        # id(connection) -> connection, for each Supervisor that starts evaluators
         self._supervisors: dict[int, Connection] = {}
         self._evaluator: Connection | None = None
 
@@ -81,21 +81,21 @@ class RunControl:
         return self._barriers.phase >= phase
 
     def is_running(self, worker: int) -> bool:
-        """Return True if a worker's script has connected and is still in the run (any thread)."""
+        """Return True if a worker's script has connected and is in the run (any thread)."""
         return self._barriers.is_running(worker, self._clock())
 
     @staticmethod
     def range_refusal(worker: int) -> str:
-        """Return the error text for the script of a worker that does not exist (any thread)."""
+        """Return an error text for a script whose worker id the run does not have (any thread)."""
         return f"id: there is no worker {worker}; give all nodes the same --nb_workers."
 
     def why(self, reason: str) -> str:
-        """Return an explanation if scripts ended the run with this reason; else an empty string."""
+        """Return the explanation if scripts ended the run for this reason; else an empty string."""
         ended = self._barriers.ended
         return ended.message if ended is not None and ended.cause == reason else ""
 
     def begin(self, connection: Connection) -> None:
-        """Register the stream of a worker's script, and close an older stream of that script."""
+        """Register the stream of a worker's script. An older stream of that script is closed."""
         old = self._streams.get(connection.id)
         self._streams[connection.id] = connection
         if old is not None:
@@ -106,7 +106,7 @@ class RunControl:
         self._conclude(self._meetings.begin(worker, incarnation, now))
 
     def arrive(self, connection: Connection, arrival: BarrierArrival) -> None:
-        """Record that a script has reached a barrier."""
+        """Record that a worker's script has reached a barrier."""
         if self._is_current(connection):
             now, worker = self._clock(), connection.id
             self._perform(self._barriers.arrive(worker, arrival, now))
@@ -119,7 +119,7 @@ class RunControl:
         connection: Connection,
         message: pb.FitBegun | pb.FitEnded | pb.EpochEnded | pb.Evaluated,
     ) -> None:
-        """Record a script's report about its fit, or an evaluation that the script sends."""
+        """Record a script's report about its fit, or an evaluation that the script has made."""
         if not self._is_current(connection):
             return
         evaluations, worker, now = self._evaluations, connection.id, self._clock()
@@ -135,24 +135,25 @@ class RunControl:
                 self._notify(evaluations.answer_of_script(worker, message, now))
             case pb.Evaluated() if message.answers:
                 self._notify(evaluations.know(worker, message, now))
-            case pb.Evaluated():  # an evaluation that the script made without a request
+            # an evaluation that the script made without a request of the shard
+            case pb.Evaluated():
                 evaluated = pb.Evaluated(versions=[self._version()], metrics=message.metrics)
                 self._notify(evaluations.answer(evaluated, now))
 
     def stop_fit(self, connection: Connection, fit: int, epochs: int) -> None:
-        """Record that a script ends a fit early for all scripts."""
+        """Record that a script ends the current fit early for all scripts."""
         if self._is_current(connection):
             logging.info("worker %d stops fit %d", connection.id, fit)
             self._meetings.end_fit(fit, epochs)
             self._perform(self._barriers.stop_fit(connection.id, fit, epochs, self._clock()))
 
     def meet(self, connection: Connection, meeting: pb.EpochMeeting) -> None:
-        """Record that a script has reached the end of an epoch."""
+        """Record that a script has reached a meeting of all scripts at the end of an epoch."""
         if self._is_current(connection):
             self._conclude(self._meetings.meet(connection.id, meeting, self._clock()))
 
     def finish(self, connection: Connection, failed: bool, message: str) -> None:
-        """Record that a script has ended, and send the script a confirmation."""
+        """Record that a script has ended, and send that script a confirmation."""
         if not self._is_current(connection):
             return
         outcomes = self._barriers.finish(connection.id, failed, message, self._clock())
@@ -162,28 +163,28 @@ class RunControl:
         self._conclude(self._meetings.arrive(connection.id, "", self._clock()))
 
     def alive(self, connection: Connection) -> None:
-        """Record a heartbeat of a script."""
+        """Record a heartbeat message of a worker's script."""
         if self._is_current(connection):
             self._perform(self._barriers.alive(connection.id, self._clock()))
 
     def lost(self, connection: Connection) -> None:
-        """Record that a script's stream has ended."""
+        """Record that the control stream of a worker's script has ended."""
         if self._is_current(connection):
             del self._streams[connection.id]
             self._barriers.lost(connection.id, connection.incarnation, self._clock())
 
-    # -- those that evaluate ------------------------------------------------------------------
+    # -- evaluators and their Supervisors -----------------------------------------------------
 
     def offer_evaluator(
         self, connection: Connection, is_available: bool, why: str, is_starting: bool = False
     ) -> None:
-        """Record whether a Supervisor starts an evaluator when scripts need one.
+        """Record whether a Supervisor starts an evaluator process when scripts need one.
 
         Args:
             connection: The Supervisor's connection.
-            is_available: True if the Supervisor starts evaluators.
-            why: Reason why the Supervisor starts no evaluator.
-            is_starting: True if the evaluator's process runs already.
+            is_available: True if the Supervisor can start an evaluator.
+            why: Reason why the Supervisor starts no evaluator; empty if it starts one.
+            is_starting: True if the evaluator's process already runs but has not connected yet.
         """
         number, now = id(connection), self._clock()
         self._barriers.first_evaluator.report(is_available and is_starting)
@@ -203,7 +204,7 @@ class RunControl:
             self._notify(self._evaluations.withdraw(id(connection), "", self._clock()))
 
     def begin_evaluator(self, connection: Connection) -> None:
-        """Register the stream of the evaluator, and close an older stream of an evaluator."""
+        """Register the evaluator's stream. An older stream of an evaluator is closed."""
         old, self._evaluator = self._evaluator, connection
         if old is not None:
             old.stream.close()
@@ -212,33 +213,33 @@ class RunControl:
         self._notify(self._evaluations.begin_evaluator(self._clock()))
 
     def take_evaluation(self, connection: Connection, evaluated: pb.Evaluated) -> None:
-        """Record an evaluation that the evaluator has made."""
+        """Record an evaluation's result that the evaluator has sent."""
         if self._evaluator is connection:
             self._notify(self._evaluations.answer(evaluated, self._clock()))
 
     def lose_evaluator(self, connection: Connection) -> None:
-        """Record that the stream of an evaluator has ended."""
+        """Record that the evaluator's stream has ended."""
         if self._evaluator is connection:
             self._evaluator = None
             self._notify(self._evaluations.end_evaluator(self._clock()))
 
-    # -- time ---------------------------------------------------------------------------------
+    # -- deadlines ----------------------------------------------------------------------------
 
     def excuse(self, seconds: float) -> None:
-        """Extend all deadlines by a time in which this process was stalled."""
+        """Extend the scripts' deadlines by `seconds`, in which this process was stalled."""
         self._barriers.excuse(seconds)
         self._evaluations.excuse(seconds)
         self._meetings.excuse(seconds)
 
     def tick(self) -> None:
-        """Handle deadlines that have passed."""
+        """Handle the scripts' deadlines that have passed."""
         now = self._clock()
         self._perform(self._barriers.tick(now))
         self._notify(self._evaluations.tick(now, self._version()))
         self._conclude(self._meetings.tick(now, self._version()))
 
     def next_deadline(self) -> float | None:
-        """Return the next time at which `tick` may have an effect; None without a deadline."""
+        """Return the next time at which `tick` must be called; None without a deadline."""
         now = self._clock()
         parts = (self._barriers, self._evaluations, self._meetings)
         moments = [part.next_deadline(now) for part in parts]
@@ -295,7 +296,7 @@ class RunControl:
                     self._put(events.Stop(outcome.cause))
 
     def _send(self, worker: int, **body: Any) -> None:
-        """Send a message to a worker's script if the script is connected."""
+        """Send a message to a worker's script; do nothing if the script is not connected."""
         stream = self._streams.get(worker)
         if stream is not None:
             stream.send(pb.ToClient(**body))

@@ -1,20 +1,22 @@
-"""Detection of a server that will never train because all clients have been refused."""
+"""Detection of a PS that will never train because it has refused all clients."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 
-#: Reasons for which the guard and the core refuse nodes of a run; other reasons concern strangers.
+#: Refusal reasons of nodes that belong to the run. All other reasons concern clients that do not
+#: belong to the run.
 _OF_NODES = frozenset({"hello", "identity", "token", "offer", "id_range", "id_taken"})
 
 
 class AdmissionWatch:
-    """Watch over a server from its start until the first worker is admitted.
+    """Watch over a PS from its start until the first worker is admitted.
 
     Args:
-        patience_seconds: Time in which a user may restart nodes that had wrong settings.
-        refused: Returns the number of streams refused so far, by reason.
+        patience_seconds: Time, in seconds, in which a user may restart nodes that had wrong
+            settings.
+        refused: Returns reason -> number of streams that the PS has refused so far.
         clock: Monotonic clock in seconds; tests replace it.
     """
 
@@ -30,11 +32,14 @@ class AdmissionWatch:
         self._admitted = False
 
     def admitted(self) -> None:
-        """Record that a worker was admitted: the run can train, so refusals do not end it."""
+        """Record that a worker was admitted.
+
+        The run can train now, so refused clients do not end it.
+        """
         self._admitted = True
 
     def verdict(self) -> str | None:
-        """Return an error text if the server should stop waiting for workers; None to wait on."""
+        """Return an error text if the PS should stop waiting for workers; None to wait longer."""
         if self._admitted or self._clock() < self._deadline:
             return None
         refusals = {reason: n for reason, n in self._refused().items() if reason in _OF_NODES}

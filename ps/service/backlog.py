@@ -1,6 +1,6 @@
-"""Limit on one client's messages in the writer thread's queue.
+"""Limit on the messages that one client has in the writer thread's queue.
 
-At the limit the client's reader thread waits, so that TCP flow control slows the client down.
+At the limit the thread that reads the client's stream waits, so that TCP slows the client down.
 """
 
 from __future__ import annotations
@@ -8,21 +8,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-#: Limit on the decoded bytes of one client's queued messages. The newest message may exceed it.
+#: Limit on the decoded bytes of one client's queued messages. The newest queued message may exceed
+#: the limit.
 MOST_QUEUED_BYTES = 4 << 20
-#: Limit on one client's unanswered requests for the model. A correct client has one at a time.
+#: Limit on one client's unanswered requests for the model's weights. A correct client has at most
+#: one unanswered request.
 MOST_QUEUED_REQUESTS = 2
-#: Overhead that is counted for each queued message, in addition to its content.
+#: Bytes that are counted for each queued message in addition to the message's content.
 _MESSAGE_BYTES = 1 << 10
-_LOOK_SECONDS = 0.2  # interval between checks that the stream is still open
+_LOOK_SECONDS = 0.2  # interval between checks that the client's stream is still open
 
 
 class Backlog:
-    """Count of the messages that one stream's reader has queued (for that reader's thread).
+    """Count of the messages that one stream's reader has queued; used only by that reader's thread.
 
     Args:
         put: Queues a function for the writer thread.
-        num_replies: Returns the number of replies that were queued for sending on the stream.
+        num_replies: Returns the number of replies that this shard has queued for sending on the
+            stream.
     """
 
     def __init__(
@@ -30,15 +33,16 @@ class Backlog:
     ) -> None:
         self._put, self._num_replies = put, num_replies
         self._num_bytes = 0
-        self._num_requests = 0  # replies so far plus unanswered requests
+        self._num_requests = 0  # replies queued so far plus unanswered requests
         self._handled: threading.Event | None = None
 
     def add(self, num_bytes: int, is_request: bool) -> None:
-        """Count a message that the reader has handled and queued.
+        """Count a message that the stream's reader has decoded and queued.
 
         Args:
-            num_bytes: Number of the message's bytes that stay in memory.
-            is_request: True if the answer contains the model or a part of the model.
+            num_bytes: Bytes of the message that stay in memory until the writer thread handles the
+                message.
+            is_request: True if the reply to the message contains the model or a part of the model.
         """
         self._num_bytes += _MESSAGE_BYTES + num_bytes
         self._num_requests += is_request
@@ -49,10 +53,10 @@ class Backlog:
             self._put(self._handled.set)
 
     def wait(self, lost: Callable[[], bool]) -> None:
-        """If a limit is exceeded, wait until the writer thread has handled the queued messages.
+        """Wait while a limit is exceeded, until the writer thread has handled the queued messages.
 
         Args:
-            lost: Returns True if the stream has ended; then the wait ends, too.
+            lost: Returns True if the client's stream has ended; then the wait ends, too.
         """
         if self._handled is None:
             return

@@ -1,4 +1,4 @@
-"""Open streams of one shard: replies to workers, reports to supervisors and following shards."""
+"""Open streams of one shard; replies to workers, reports to supervisors and following shards."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ from thinwire.ps.wire.replies import (
 
 
 class Connection:
-    """One client's stream after its Hello."""
+    """Stream of one client after the client's Hello message."""
 
     def __init__(self, stream: ServerStream, hello: pb.Hello, incarnation: int) -> None:
-        """Wrap a stream.
+        """Wrap the stream of a client that has sent its Hello.
 
         Args:
             stream: The client's stream.
-            hello: The client's Hello.
-            incarnation: Incarnation of the client; 0 if the client has no incarnation.
+            hello: The client's Hello message.
+            incarnation: Random number that identifies this start of the client; 0 if the client has
+                none.
         """
         self.stream = stream
         self.role: int = hello.role
@@ -53,19 +54,26 @@ class Connection:
         self.phase: int = hello.phase
         self.takes_requests = hello.role == pb.ROLE_EVALUATOR and incarnation > 0
         self.left = False
-        self.welcomed = False  # the core has admitted this worker on this stream
+        self.welcomed = False  # True once the core has admitted this worker on this stream
 
     def send(self, message: pb.ToClient, counted: bool = False) -> None:
-        """Queue a message without payload; `counted` counts its bytes as training traffic."""
+        """Queue a message without payload.
+
+        If `counted` is True, the message's bytes count as training traffic.
+        """
         self.stream.send((frame(message),), counted=counted)
 
     def send_report(self, report: pb.Report) -> int:
-        """Queue a report; return how many older reports were dropped because of a slow client."""
+        """Queue a status report.
+
+        A client that reads slowly has older reports in its queue, which are dropped. Return the
+        number of dropped reports.
+        """
         return self.stream.send_report(frame(pb.ToClient(report=report)))
 
 
 class ReplySender:
-    """Sender of the Reply actions of one batch; equal updates are coded once."""
+    """Sender of replies to the pulls and pushes of one batch. Equal updates are encoded once."""
 
     def __init__(
         self,
@@ -74,13 +82,14 @@ class ReplySender:
         members: Callable[[], list[pb.Member]],
         datagrams: DatagramReceiver | None,
     ) -> None:
-        """Start a batch.
+        """Start a batch of replies.
 
         Args:
             layout: Layout of the shard.
-            generation: Number of restarts of the shard.
-            members: Returns the workers of the next round; called at the first reply.
-            datagrams: Receiver of datagrams; None if the method sends no datagrams.
+            generation: Number of times that the shard was restarted.
+            members: Returns the workers that take part in the next round; called at the first
+                reply.
+            datagrams: Receiver of UDP datagrams; None if the method sends no datagrams.
         """
         self._layout, self._generation = layout, generation
         self._find_members, self._datagrams = members, datagrams
@@ -88,7 +97,10 @@ class ReplySender:
         self._shared: dict[int, SharedBlocks] = {}
 
     def send(self, reply: events.Reply, connection: Connection, counted: bool = True) -> None:
-        """Queue one reply; the connection's sending thread codes it."""
+        """Queue one reply to a worker.
+
+        The thread that sends on the worker's stream encodes the reply.
+        """
         if self._members is None:
             self._members = self._find_members()
         update = reply.update
@@ -96,8 +108,8 @@ class ReplySender:
         values: Any = update.values if isinstance(update, Update) else None
         if isinstance(values, FrozenArray):
             coded = WholeShard(values.again(), self._layout)
-            # `coded` has its own reader of the frozen array. The original one must be freed: each
-            # living reader gets a copy of values that change.
+            # `coded` has its own reader of the frozen array of weights. The reader in `reply` must
+            # be freed, because the array copies changing values once for every reader that exists.
             reply = dataclasses.replace(reply, update=())
         else:
             coded = coded_update(update, self._layout, self._shared)
@@ -118,36 +130,38 @@ class ReplySender:
 
 @dataclasses.dataclass
 class ClosedTraffic:
-    """Number of training bytes sent to one worker over streams that are closed."""
+    """Number of training bytes sent to one worker over streams that are closed by now."""
 
     closed_bytes: int = 0
 
 
 class Connections:
-    """All open connections: workers by id, observers by a running number.
+    """All open connections of a shard: workers by id, observers by a running number.
 
     Attributes:
-        workers: Worker id -> connection of an admitted worker.
-        observers: Number -> connection of a supervisor, evaluator, script or following shard.
+        workers: Worker id -> connection of the admitted worker.
+        observers: Running number -> connection of a supervisor, evaluator, script or following
+            shard.
         had_supervisor: True if a supervisor that evaluates has connected.
         was_evaluated: True if a supervisor that evaluates has left with a Leave message.
         had_onlooker: True if any supervisor has connected.
     """
 
     def __init__(self) -> None:
-        """Start empty."""
+        """Start without connections."""
         self.workers: dict[int, Connection] = {}
         self.observers: dict[int, Connection] = {}
         self.had_supervisor = False
         self.was_evaluated = False
         self.had_onlooker = False
         self._traffic: dict[int, ClosedTraffic] = {}
-        self._peer_addresses: dict[int, str] = {}  # worker -> address of its newest incarnation
+        # worker id -> address at which other workers reach the worker's newest process
+        self._peer_addresses: dict[int, str] = {}
         self._numbers = 0
         self._lock = threading.Lock()
 
     def add_worker(self, connection: Connection) -> None:
-        """Register a worker's stream, and close an older stream of that worker."""
+        """Register a worker's stream. An older stream of the same worker is closed."""
         with self._lock:
             old = self.workers.pop(connection.id, None)
             if old is not None:
@@ -157,7 +171,7 @@ class Connections:
             self._peer_addresses[connection.id] = connection.peer_address
 
     def drop_worker(self, connection: Connection) -> bool:
-        """Remove a worker's stream; return False if another stream has already replaced it."""
+        """Remove a worker's closed stream; return False if a newer stream has replaced it."""
         with self._lock:
             if self.workers.get(connection.id) is not connection:
                 return False
@@ -166,7 +180,7 @@ class Connections:
             return True
 
     def end_training(self) -> None:
-        """Close the streams of workers, and of observers that evaluate the model."""
+        """Close the streams of all workers, and of observers that evaluate the model."""
         with self._lock:
             for connection in self.workers.values():
                 self._close(connection)
@@ -176,7 +190,7 @@ class Connections:
             connection.stream.close()
 
     def add_observer(self, connection: Connection) -> int:
-        """Add an observer (for example a supervisor or a following shard); return its number."""
+        """Add an observer, for example a supervisor; return the observer's running number."""
         with self._lock:
             self._numbers += 1
             self.observers[self._numbers] = connection
@@ -185,21 +199,21 @@ class Connections:
             return self._numbers
 
     def drop_observer(self, number: int) -> None:
-        """Remove an observer."""
+        """Remove an observer by its running number."""
         with self._lock:
             removed = self.observers.pop(number, None)
             self.was_evaluated |= removed is not None and removed.evaluates and removed.left
 
     def with_role(self, role: int) -> list[Connection]:
-        """Return the observers of one role."""
+        """Return the observers that have one role, for example the supervisors."""
         with self._lock:
             return [observer for observer in self.observers.values() if observer.role == role]
 
     def members(self, incarnations: Iterable[tuple[int, int]]) -> list[pb.Member]:
-        """Return the addresses under which live workers reach each other.
+        """Return the addresses at which the connected workers reach each other.
 
         Args:
-            incarnations: (worker id, incarnation) of each live worker.
+            incarnations: (worker id, incarnation) pair of each worker that has a lease.
         """
         with self._lock:
             return [
@@ -212,12 +226,12 @@ class Connections:
             ]
 
     def everyone(self) -> list[Connection]:
-        """Return all connections."""
+        """Return the connections of all workers and observers."""
         with self._lock:
             return [*self.workers.values(), *self.observers.values()]
 
     def bytes_down(self) -> dict[int, int]:
-        """Return training bytes sent to each worker, closed streams included."""
+        """Return worker id -> training bytes sent to the worker, over open and closed streams."""
         with self._lock:
             totals = {worker: traffic.closed_bytes for worker, traffic in self._traffic.items()}
             for worker, connection in self.workers.items():
@@ -225,7 +239,7 @@ class Connections:
             return totals
 
     def restore_bytes_down(self, totals: dict[int, int]) -> None:
-        """Set the byte counts from before a restart of the shard; counting continues from them."""
+        """Set the counts of sent training bytes to the totals before a restart of the shard."""
         self._traffic = {worker: ClosedTraffic(count) for worker, count in totals.items()}
 
     def _close(self, connection: Connection) -> None:
@@ -234,15 +248,17 @@ class Connections:
         connection.stream.close()
 
 
-#: Limit on the characters of rounds that are stored for each worker until a Supervisor connects.
+#: Limit on the characters of the reports on rounds that are stored for each worker until a
+#: Supervisor connects.
 KEPT_PER_WORKER = 512 << 10
 
 
 class RoundsRelay:
-    """Relay of workers' batches of rounds to the Supervisor (writer thread).
+    """Relay of the workers' reports on their rounds to the Supervisor (writer thread).
 
-    The relay stores the newest batches for a Supervisor that connects or reconnects. A Supervisor
-    may get a batch twice and ignores the repetition.
+    A worker sends its reports on rounds in batches. The relay stores the newest batches for a
+    Supervisor that connects or reconnects. A Supervisor may get a batch twice and ignores the
+    repetition.
     """
 
     def __init__(self, kept_per_worker: int = KEPT_PER_WORKER) -> None:
@@ -250,7 +266,10 @@ class RoundsRelay:
         self._kept: dict[int, collections.deque[str]] = {}
 
     def take(self, worker: int, batch: str, listeners: list[Connection]) -> int:
-        """Store a worker's batch and send it to all listeners; return how many reports dropped."""
+        """Store a worker's batch of round reports and send it to all listeners.
+
+        Return the number of reports that were dropped because listeners read too slowly.
+        """
         batches = self._kept.setdefault(worker, collections.deque())
         batches.append(batch)
         size = sum(map(len, batches))
@@ -260,7 +279,10 @@ class RoundsRelay:
         return sum(listener.send_report(report) for listener in listeners)
 
     def repeat(self, listener: Connection) -> None:
-        """Send all stored batches to a new listener; the sending thread makes each frame."""
+        """Send all stored batches to a new listener.
+
+        The thread that sends on the listener's stream encodes the batches.
+        """
         stored = [(worker, batch) for worker, batches in self._kept.items() for batch in batches]
 
         def make() -> Iterator[bytes]:
@@ -272,16 +294,17 @@ class RoundsRelay:
 
 
 class Observers:
-    """Sender of status, rounds and epochs to observers (writer thread).
+    """Sender of the run's status, round reports and membership epochs to observers (writer thread).
 
-    A new observer also gets the earlier reports that it needs.
+    A new observer also gets the earlier reports and the epoch that it needs.
 
     Attributes:
-        on_status: Makes the status document for supervisors; None to send no status.
-        num_dropped: Number of reports dropped because supervisors did not read them in time.
+        on_status: Returns the status document for supervisors; None to send no status.
+        num_dropped: Number of reports that were dropped because supervisors did not read them in
+            time.
 
     Args:
-        connections: Connections of this shard.
+        connections: All open connections of the shard.
     """
 
     def __init__(self, connections: Connections) -> None:
@@ -289,19 +312,20 @@ class Observers:
         self.num_dropped = 0
         self._connections = connections
         self._rounds = RoundsRelay()
-        self._epoch: pb.Membership | None = None  # newest epoch that was sent
+        # newest membership epoch that was sent; None before the first epoch
+        self._epoch: pb.Membership | None = None
 
     def welcome(self, newcomer: Connection, welcome: pb.ToClient, halt: pb.Halt | None) -> None:
-        """Admit an observer that has sent its Hello.
+        """Admit an observer that has sent its Hello message.
 
         Args:
-            newcomer: Connection of the observer.
-            welcome: First message to the observer.
+            newcomer: Connection of the new observer.
+            welcome: First message to the new observer.
             halt: Message about the end of the run; None if the run has not ended.
         """
         shows = newcomer.role == pb.ROLE_SUPERVISOR and not newcomer.evaluates
-        # Make the status before the first message: if that fails, the observer must get a refusal
-        # and no Welcome.
+        # Make the status document before the first message to the observer. If making the document
+        # fails, the observer must get a refusal and no Welcome.
         status = self.on_status() if shows and self.on_status is not None else None
         if newcomer.evaluates:
             self._replace_supervisor(newcomer)
@@ -312,12 +336,13 @@ class Observers:
             self._rounds.repeat(newcomer)
         elif status is not None:
             newcomer.send(pb.ToClient(report=pb.Report(document=status)))
-        # An evaluator first gets its open requests; the caller sends its halt after these.
+        # An evaluator gets the unanswered evaluation requests first; then the caller sends the halt
+        # message.
         if halt is not None and not newcomer.takes_requests:
             newcomer.send(pb.ToClient(halt=halt))
 
     def _replace_supervisor(self, newcomer: Connection) -> None:
-        """Close the stream of an older Supervisor: its process may have died unnoticed."""
+        """Close the stream of an older Supervisor: the older process may have died unnoticed."""
         for supervisor in self._connections.with_role(pb.ROLE_SUPERVISOR):
             if supervisor is newcomer or not supervisor.evaluates or supervisor.left:
                 continue
@@ -331,13 +356,13 @@ class Observers:
             supervisor.stream.close()
 
     def pass_on_rounds(self, worker: int, batch: str) -> None:
-        """Send a worker's rounds to the Supervisor."""
+        """Send a worker's reports on its rounds to the Supervisor."""
         supervisors = self._connections.with_role(pb.ROLE_SUPERVISOR)
         listeners = [supervisor for supervisor in supervisors if supervisor.evaluates]
         self.num_dropped += self._rounds.take(worker, batch, listeners)
 
     def publish_status(self) -> None:
-        """Send the status document to every supervisor, and to the evaluator."""
+        """Send the run's status document to every supervisor, and to the evaluator."""
         evaluators = self._connections.with_role(pb.ROLE_EVALUATOR)
         listeners = self._connections.with_role(pb.ROLE_SUPERVISOR)
         listeners += [evaluator for evaluator in evaluators if evaluator.takes_requests]
@@ -346,7 +371,7 @@ class Observers:
             self.num_dropped += sum(listener.send_report(report) for listener in listeners)
 
     def send_epoch(self, epoch: pb.Membership) -> None:
-        """Send a new epoch to every following shard."""
+        """Send a new membership epoch to every following shard."""
         self._epoch = epoch
         for shard in self._connections.with_role(pb.ROLE_SHARD):
             shard.send(pb.ToClient(membership=epoch))

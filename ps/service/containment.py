@@ -1,18 +1,18 @@
-"""Isolation of failures in the writer thread: a failed request costs only the requesting client.
+"""Isolation of failures in the writer thread: a failed request affects only its client.
 
-The writer thread serves every client of a shard. It does three kinds of work:
+The writer thread serves all clients of a shard. The thread does three kinds of work:
 
-* Events of the core. A failing event may leave the core's state torn. `JournaledCore` turns a
-  worker's failing event into the expulsion of that worker; any other failing event ends the
+* Events of the core. An event that fails may leave the core's state inconsistent. If the event came
+  from a worker, `JournaledCore` expels that worker instead; any other failing event ends the
   process.
 * Work for one client: a welcome, a status, a script's barrier, the sending of a reply. This work
   only reads the core. If it fails, the client gets a refusal and its stream ends.
-* Regular work for all clients, for example the status for all observers. If it fails, it is skipped
-  until it is due again.
+* Regular work for all clients, for example sending the status to all observers. If regular work
+  fails, the thread skips it until it is due again.
 
-`Containment` runs the second and third kinds. Each failure is a bug of Thinwire: the guard counts
-each failure in `refused_peers` as `internal`, and the first failure of each kind is logged with a
-traceback.
+`Containment` runs the work for one client and the regular work. Each failure is a bug of Thinwire:
+the connection guard counts each failure in `refused_peers` as `internal`, and the first failure of
+each kind is logged with a traceback.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from thinwire.proto.security.connection_guard import ConnectionGuard
 from thinwire.ps.core import events
 from thinwire.ps.service.connections import Connection
 
-#: Name under which the guard counts failures.
+#: Name under which the connection guard counts failures in the writer thread.
 INTERNAL = "internal"
-#: Limit on the characters of an error's text in a refusal.
+#: Limit on the characters of an error's text that a refusal quotes.
 _LONGEST_CAUSE = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class ClientRequest:
-    """Work that a reader thread queues for the writer thread, for one client.
+    """Work for one client that the client's reader thread queues for the writer thread.
 
     Attributes:
-        connection: Connection of the client.
+        connection: Connection of the client that sent the request.
         what: Name of the request for logs and refusals, for example "a Hello".
         work: Function that serves the request.
     """
@@ -50,15 +50,17 @@ class ClientRequest:
     work: Callable[[], None]
 
 
-#: Queue of the writer thread: events of the core, work for one client, and the shard's own work.
+#: Queue of the writer thread. An item is an event of the core, work for one client, or a callable
+#: for work of the shard.
 WriterQueue = queue.SimpleQueue[events.Event | ClientRequest | Callable[[], None]]
 
 
 class Containment:
-    """Runner of work that must not end the writer thread if it fails (writer thread).
+    """Runner of work that must not end the writer thread when it fails (used on that thread).
 
     Args:
-        guard: Returns the guard that counts refusals; the server may replace it before it listens.
+        guard: Returns the guard that counts refusals. The server may replace the guard before it
+            listens.
     """
 
     def __init__(self, guard: Callable[[], ConnectionGuard]) -> None:
@@ -66,7 +68,7 @@ class Containment:
         self._logged: set[tuple[str, type[Exception]]] = set()
 
     def serve(self, request: ClientRequest) -> None:
-        """Serve a client's request; if that fails, send a refusal and end the client's stream."""
+        """Serve a client's request. If that fails, send a refusal and end the client's stream."""
         connection = request.connection
         error = self._failure_of(request.what, connection.stream.peer, request.work)
         if error is None:
@@ -80,7 +82,10 @@ class Containment:
         connection.stream.close()
 
     def run(self, what: str, work: Callable[[], None]) -> None:
-        """Do regular work; if the work fails, skip it until it is due again."""
+        """Do regular work.
+
+        If the work fails, log the failure and skip the work until it is due again.
+        """
         self._failure_of(what, "regular work", work)
 
     def _failure_of(self, what: str, peer: str, work: Callable[[], None]) -> Exception | None:

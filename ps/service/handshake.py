@@ -1,4 +1,4 @@
-"""Checks of a Hello before it reaches the core, and limits on one client's requests."""
+"""Checks of a client's Hello message before it reaches the core; limits on a client's requests."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """Identity of this shard: the settings and the model that a client's Hello must match."""
+    """Identity of a shard: the settings and the model that a client's Hello message must match."""
 
     run_id: str
     shard: int
     num_shards: int
     generation: int
     fingerprint: list[pb.Setting]
-    model: list[pb.Tensor] | None  # None if a worker must offer the model
-    settings: list[pb.Setting]  # settings that must be equal on all shards, beyond `fingerprint`
-    phase: int = 0  # phase of the script's model, numbered as in Hello.phase
+    model: list[pb.Tensor] | None  # variables of the model; None if a worker must offer the model
+    # settings that must be equal on all shards, in addition to `fingerprint`
+    settings: list[pb.Setting]
+    phase: int = 0  # phase (number of the script's current model), as in Hello.phase
 
 
 def identity(
@@ -43,7 +44,7 @@ def identity(
     settings: list[tuple[str, str]],
     phase: int = 0,
 ) -> Identity:
-    """Return the shard's identity as wire messages."""
+    """Return a shard's identity as messages of the wire protocol."""
     return Identity(
         run_id,
         shard,
@@ -57,14 +58,15 @@ def identity(
 
 
 def hello_to_leader(mine: Identity, address: str = "") -> pb.Hello:
-    """Return a following shard's Hello to shard 0.
+    """Return the Hello message that a following shard (id 1 and up) sends to shard 0.
 
-    The Hello proves that the shard belongs to the run. A shard without a model sends a shorter
-    Hello, which only requests the identity of shard 0's model.
+    The Hello message proves that the shard belongs to the run. A shard without a model sends a
+    shorter Hello message, which only requests the identity of shard 0's model.
 
     Args:
         mine: Identity of the following shard.
-        address: ``host:port`` of the following shard; empty if the other nodes know the address.
+        address: ``host:port`` of the following shard; empty if the other nodes know the address
+            already.
     """
     if mine.model is None:
         return pb.Hello(
@@ -89,17 +91,17 @@ def hello_to_leader(mine: Identity, address: str = "") -> pb.Hello:
     )
 
 
-#: Roles of control streams, and all roles that do not take part in updates.
+#: Roles of clients that only control the run, and roles that take no part in updates.
 _CONTROLLERS = (pb.ROLE_SCRIPT, pb.ROLE_EVALUATOR)
 _OBSERVERS = (pb.ROLE_SUPERVISOR, *_CONTROLLERS)
 
 
 def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
-    """Return (reason, message) of a refusal; None if the Hello matches this shard's identity."""
+    """Return the refusal (reason, message) of a Hello that does not match this shard; else None."""
     if hello.role not in (*_OBSERVERS, pb.ROLE_WORKER, pb.ROLE_SHARD):
         return pb.REASON_MALFORMED, f"role: unknown value {hello.role}."
     looks_only = hello.role in _OBSERVERS and not hello.model
-    # A Supervisor that only reads the status need not know the number of shards.
+    # A Supervisor that only reads the status may leave the number of shards open.
     any_number = hello.role == pb.ROLE_SUPERVISOR and looks_only and hello.num_shards == 0
     if (hello.shard, hello.num_shards) != (mine.shard, mine.num_shards) and not any_number:
         return pb.REASON_TOPOLOGY, (
@@ -134,7 +136,7 @@ def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
     rows = [row for row in hello.fingerprint if not row.name.startswith(program.PREFIX)]
     if hello.role == pb.ROLE_SHARD:
         expected += mine.settings
-    if mine.model is None:  # the rows of the script's offer follow; this shard has no offer yet
+    if mine.model is None:  # only the offer that follows has the remaining rows
         rows = rows[: len(expected)]
     difference = _first_of_offers(expected, rows) or messages.first_difference(expected, rows)
     if difference:
@@ -151,10 +153,11 @@ def program_of(hello: pb.Hello) -> program.Rows:
 
 
 def _first_of_offers(expected: Sequence[pb.Setting], given: Sequence[pb.Setting]) -> str | None:
-    """Return the first difference if it lies within an offer; else None.
+    """Return a text about the first difference if it lies in an offer's rows; else None.
 
-    The rows of an offer are long JSON documents (`Offer.fingerprint`). The returned text names only
-    the place of the difference within the document.
+    An offer describes the model of a worker's script. Its rows are long JSON documents
+    (`Offer.fingerprint`), so the returned text names only the place of the difference in the
+    document.
     """
     for row, client_row in zip(expected, given, strict=False):
         if row != client_row:
@@ -165,8 +168,8 @@ def _first_of_offers(expected: Sequence[pb.Setting], given: Sequence[pb.Setting]
 
 
 def _other_run(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
-    """Return the refusal of a client of another run; None if the client may be of this run."""
-    # Shard 0 without a model begins a new run: no client can belong to that run yet.
+    """Return the refusal of a client that belongs to another run; else None."""
+    # Shard 0 without a model begins a new run: no client can belong to the new run yet.
     begins = mine.model is None and mine.shard == 0
     if hello.run_id and (begins or mine.run_id) and hello.run_id != mine.run_id:
         return pb.REASON_RUN, (
@@ -177,7 +180,7 @@ def _other_run(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
 
 
 def _other_phase(hello: pb.Hello, mine: Identity, looks_only: bool) -> tuple[int, str] | None:
-    """Return the refusal of a late worker, or of a shard in another phase; None if neither."""
+    """Return the refusal of a worker or shard in another phase of the script; else None."""
     if hello.role == pb.ROLE_WORKER and hello.phase < mine.phase:
         return pb.REASON_PHASE, (
             f"phase: this worker is in phase {hello.phase} of its script, after a restart or a "
@@ -193,36 +196,42 @@ def _other_phase(hello: pb.Hello, mine: Identity, looks_only: bool) -> tuple[int
 
 
 def _looks_for_model(hello: pb.Hello) -> bool:
-    """Return True for a following shard without a model, which looks for shard 0's model."""
+    """Return True if a shard without a model only requests the identity of shard 0's model."""
     return hello.role == pb.ROLE_SHARD and not hello.model and not hello.fingerprint
 
 
-#: Streams in addition to those of workers and shards: for supervisors, and for clients that
-#: reconnect before the shard has noticed the loss of their old stream.
+#: Number of streams in addition to the streams of workers and shards: for supervisors, and for
+#: clients that reconnect before the shard has noticed the loss of their old stream.
 _SPARE_STREAMS = 16
-#: Streams that are reserved for other addresses when one address uses its whole limit.
+#: Number of streams that stay free for clients at further addresses when the clients at one address
+#: use their whole limit.
 _STREAMS_OF_OTHERS = 64
-#: Requests whose answer contains the model or a part of the model.
+#: Requests that the shard answers with the model or a part of the model.
 REQUESTS = ("pull", "push", "slots")
-#: Limits of emulated links: the limits of the flags, and a rate above zero.
+#: Limits of emulated links: the limits of the flags. A rate is 0 (no limit) or at least the lowest
+#: rate.
 _SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_000.0, 0.95
 
 
 def guard_of(run: Run) -> ConnectionGuard:
-    """Return the guard of a run's shard; the limits let all clients share one address."""
-    # A worker has three streams: training, control of its script, and a lookup of shard addresses.
+    """Return the guard of a shard's port.
+
+    The guard's limits let all clients of the run share one address.
+    """
+    # A worker has three streams: one for training, one to control its script, and one to look up
+    # the addresses of shards.
     node_streams = 3 * run.nb_workers + run.nb_ps + _SPARE_STREAMS
     limits = Limits(streams=node_streams + _STREAMS_OF_OTHERS, streams_per_address=node_streams)
     return ConnectionGuard(run.credentials, limits)
 
 
 def unanswered(body: str | None, stream: ServerStream, limits: Limits) -> str | None:
-    """Return an error text if a client has too many unanswered requests; else None.
+    """Return an error text if a client has too many unanswered requests for the model; else None.
 
     Args:
-        body: Name of the message's body.
+        body: Name of the message's body, for example "pull"; None for a message without a body.
         stream: The client's stream.
-        limits: Limits of one client.
+        limits: Limits on the messages and replies of one client.
     """
     waiting = stream.num_waiting
     if body not in REQUESTS or waiting < limits.waiting_replies:
@@ -231,13 +240,13 @@ def unanswered(body: str | None, stream: ServerStream, limits: Limits) -> str | 
 
 
 def checked_link(given: pb.EmulatedLink) -> Link:
-    """Return a client's emulated link.
+    """Return the emulated link (rate, delay, loss) that a client has requested.
 
     Raises:
-        Malformed: A value is outside the limits of the flags, or NaN.
+        Malformed: A value is NaN or outside the limits of the flags.
     """
     link = Link(given.mbps, given.delay_ms, given.loss)
-    # NaN fails every comparison, so the checks state what is allowed.
+    # NaN fails every comparison, so the conditions state which values are allowed.
     fast_enough = link.mbps == 0 or _SLOWEST_MBPS <= link.mbps <= _FASTEST_MBPS
     short_enough = 0 <= link.delay_ms <= _LONGEST_DELAY_MS
     if not (fast_enough and short_enough and 0 <= link.loss <= _HIGHEST_LOSS):

@@ -1,7 +1,7 @@
 """Connection of a following shard (id 1 and up) to shard 0, which leads the run.
 
-The following shard gets the run id, the membership epochs and the end of the run from shard 0, and
-sends reports with its metrics.
+The following shard gets the run id, the membership epochs and the end of the run from shard 0. The
+following shard sends reports with its metrics to shard 0.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ if TYPE_CHECKING:
     from thinwire.ps.service.server import ShardServer
 
 _REPORT_SECONDS = 1.0
-#: Stop reasons after which every shard applies as many updates as shard 0 did.
+#: Stop reasons after which every shard must apply exactly as many updates as shard 0 applied.
 _SPENT = ("iter_max", "epochs")
 _LOOK_SECONDS = 0.05
-#: Key of the digest of the initial weights in the document of shard 0's Welcome. The key is missing
-#: if no worker offered the weights.
+#: Key of the digest of the initial weights in the document of shard 0's Welcome message. The key is
+#: missing if shard 0 got its weights without a worker's offer.
 WEIGHTS_DIGEST = "weights_digest"
-#: Key of the script's phase that begins with these weights, in the same document.
+#: Key of the phase (number of the script's model) in the document of shard 0's Welcome message.
 PHASE = "phase"
 
 
 @dataclasses.dataclass(frozen=True)
 class LeaderModel:
-    """Identity of shard 0's model, for a following shard without a model."""
+    """Identity of shard 0's model, sent to a following shard without a model."""
 
     run_id: str
     weights_digest: str
 
 
 def find_model(run: Run, mine: Identity, closing: threading.Event) -> LeaderModel:
-    """Wait until shard 0 has the model that a worker has offered, and return that model's identity.
+    """Wait until shard 0 has a model that a worker has offered; return that model's identity.
 
     Args:
         run: The run's settings.
-        mine: This shard's identity without a model; its phase is the phase of the wanted model.
-        closing: Set to end the wait.
+        mine: Identity of this shard without a model. Its phase is the phase of the wanted model.
+        closing: Event that ends the wait when it is set.
 
     Raises:
         Unreachable: Shard 0 did not answer in time.
         RequestRejected: Shard 0 rejected this shard.
-        ConfigurationError: Shard 0 has its model from its flags.
+        ConfigurationError: Shard 0 has got its model from its flags, not from a worker.
     """
     address, hello = run.addresses[0], hello_to_leader(mine)
     dialler = Dialler(
@@ -92,11 +92,11 @@ def find_model(run: Run, mine: Identity, closing: threading.Event) -> LeaderMode
 
 
 class LeaderClient:
-    """Connection of a following shard to shard 0, with automatic reconnection.
+    """Connection of a following shard (id 1 and up) to shard 0, with automatic reconnection.
 
     Attributes:
         halted: Cause of the run's end as shard 0 reported it; None before the end.
-        lost_for_good: True if shard 0 could not be reached again and this shard has given up.
+        lost_for_good: True if this shard has given up reconnecting to shard 0.
     """
 
     def __init__(
@@ -109,14 +109,14 @@ class LeaderClient:
         credentials: Credentials = NO_CREDENTIALS,
         is_wanted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Prepare the connection.
+        """Prepare the connection to shard 0 without opening it.
 
         Args:
             address: ``host:port`` of shard 0.
-            hello: This shard's Hello.
-            layout: Layout of this shard.
-            put: Queues an event for the core.
-            report: Makes this shard's metrics document.
+            hello: Hello message of this shard.
+            layout: Layout of this shard: the slices of variables that it holds.
+            put: Queues an event for the core of this shard.
+            report: Returns this shard's metrics document as JSON.
             credentials: Credentials of this shard.
             is_wanted: Returns True if workers are connected to this shard.
         """
@@ -125,7 +125,7 @@ class LeaderClient:
         self._session: ClientSession | None = None
         self._closing, self._hurry = threading.Event(), threading.Event()
         self._has_reported_end, self._lease_seconds = False, 0.0
-        self._comes_again = False  # `begin_phase` has closed the stream to reconnect
+        self._comes_again = False  # True after `begin_phase` has closed the stream to reconnect
         limit, arrivals = payload_limit(layout), rhythm()
         self._dialler = Dialler(
             f"shard 0 at {address}",
@@ -140,31 +140,32 @@ class LeaderClient:
         self.lost_for_good = False
 
     def connect(self, timeout_seconds: float) -> pb.Welcome:
-        """Connect to shard 0 within a time limit.
+        """Connect to shard 0 within a time limit; return its Welcome message.
 
         Raises:
-            Unreachable: Shard 0 did not answer.
+            Unreachable: Shard 0 did not answer in time.
             RequestRejected: Shard 0 rejected this shard.
         """
         session, welcome = self._dialler.dial(timeout_seconds)
         self._session = session
         self._hello.run_id, self._lease_seconds = welcome.run_id, welcome.lease_seconds
         if self._requested_end is not None:
-            self.request_end(self._requested_end)  # the earlier stream may have lost the request
+            # the earlier stream may have lost the request to end the run
+            self.request_end(self._requested_end)
         return welcome
 
     def follow(self, reconnect_seconds: float) -> None:
-        """Start the threads that listen and report to shard 0, and reconnect after a loss."""
+        """Start the threads that receive from shard 0, report to shard 0, and reconnect."""
         threading.Thread(
             target=self._listen, args=(reconnect_seconds,), name="leader", daemon=True
         ).start()
         threading.Thread(target=self._report_regularly, name="leader-report", daemon=True).start()
 
     def begin_phase(self, hello: pb.Hello) -> None:
-        """Reconnect with another model, as after a restart of this shard.
+        """Reconnect to shard 0 with the next model, like a shard restarted with that model.
 
         Args:
-            hello: New Hello of this shard.
+            hello: Hello message of this shard for the next model.
         """
         hello.run_id = self._hello.run_id
         self._hello.CopyFrom(hello)
@@ -173,14 +174,17 @@ class LeaderClient:
             session.close()
 
     def request_end(self, cause: str) -> None:
-        """Request shard 0 to end the run (any thread); repeated after each reconnection."""
+        """Request shard 0 to end the run (any thread).
+
+        The request is repeated after a reconnection.
+        """
         self._requested_end = cause
         session = self._session
         if session is not None:
             session.send_control(pb.ToServer(halt=pb.Halt(cause=cause)))
 
     def report_unreachable(self, silent: events.WorkersUnreachable) -> None:
-        """Notify shard 0 of workers that this shard receives nothing from."""
+        """Notify shard 0 of workers from which this shard receives no messages."""
         session = self._session
         if session is not None:
             members = [
@@ -190,7 +194,7 @@ class LeaderClient:
             session.send_control(pb.ToServer(heartbeat=pb.Heartbeat(unreachable=members)))
 
     def close(self) -> None:
-        """Send a last report and a Leave, and close the connection."""
+        """Send a last report and a Leave message to shard 0, and close the connection."""
         self._closing.set()
         self._hurry.set()
         session = self._session
@@ -213,9 +217,10 @@ class LeaderClient:
                     return
 
     def _return(self, reconnect_seconds: float) -> bool:
-        """Reconnect to shard 0, with further attempts while workers are connected to this shard.
+        """Reconnect to shard 0; repeat failed attempts while workers are connected to this shard.
 
-        Connected workers show that the run continues and that only the network to shard 0 failed.
+        Connected workers show that the run continues and that only the network path to shard 0
+        failed.
 
         Returns:
             True if shard 0 was reached; False if the run is over for this shard.
@@ -246,11 +251,13 @@ class LeaderClient:
                 self._end_in_time(events.Stop(message.halt.cause))
 
     def _end_in_time(self, stop: events.Stop) -> None:
-        """End this shard; at the end of an update or epoch limit, first receive pending updates.
+        """End this shard.
 
-        All pending updates have arrived when all workers have left, because a worker waits for the
-        answer of every shard. The shard waits at most one lease, since a worker may be dead or
-        unable to reach this shard.
+        If the run's limit of updates or epochs is reached, first receive pending pushes.
+
+        All pending pushes have arrived when all workers have left, because a worker waits for the
+        reply of every shard. The shard waits at most one lease for the workers to leave, since a
+        worker may be dead or unable to reach this shard.
         """
         if stop.reason not in _SPENT:
             self._put(stop)
@@ -266,7 +273,10 @@ class LeaderClient:
         self._put(stop)
 
     def report_end(self) -> None:
-        """Send a report immediately, at the first call; `close` sends the last report."""
+        """Make the report thread send a report immediately; later calls do nothing.
+
+        `close` sends the last report.
+        """
         if not self._has_reported_end:
             self._has_reported_end = True
             self._hurry.set()
@@ -280,18 +290,19 @@ class LeaderClient:
                 session.send_control(pb.ToServer(report=pb.Report(document=self._report())))
 
 
-#: Time for which shard 0 waits for the last reports of other shards after the end of the run. It
-#: is short because people wait; a shard that misses it loses the figures of about one second.
+#: Seconds for which shard 0 waits for the last reports of the following shards after the end of the
+#: run. The wait is short because users wait for the end. A shard that reports too late loses the
+#: figures of about one second.
 _PATIENCE_SECONDS = 2.0
 
 
 def figures_are_final(server: ShardServer) -> bool:
-    """Return True if the metrics of this following shard will not change any more."""
+    """Return True if the metrics of this following shard cannot change until its process ends."""
     return server.core.stop_reason is not None and not server.connections.workers
 
 
 def figures_are_awaited(server: ShardServer) -> bool:
-    """Return True if shard 0 should wait for the last metrics of connected shards."""
+    """Return True if shard 0 should still wait for the last metrics of connected shards."""
     ended_at = server.core.ended_at
     if ended_at is None or time.monotonic() - ended_at >= _PATIENCE_SECONDS:
         return False

@@ -1,4 +1,4 @@
-"""Network server of a shard: reader threads queue messages, one writer thread runs the core."""
+"""Network server of a shard: reader threads queue messages, and one writer thread runs the core."""
 
 from __future__ import annotations
 
@@ -49,41 +49,48 @@ if TYPE_CHECKING:
 
 _STATUS_INTERVAL_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 0.5
-#: Interval between checks of the scripts' deadlines, which are several seconds long.
+#: Seconds between checks of the scripts' deadlines. The deadlines are several seconds long.
 _SCRIPTS_SECONDS = 0.25
-#: If one iteration of the loop takes longer, the process was stopped or got no CPU time.
+#: Seconds after which one iteration of the writer thread's loop shows that the process was stopped
+#: or got no CPU time.
 _STALL_SECONDS = 1.0
-#: Time for which a shard counts as behind after its queue was not empty.
+#: Seconds for which a shard counts as behind its workers' messages after its queue was not empty.
 _BEHIND_SECONDS = 0.05
-#: Reasons after which a worker does not repeat a push; late datagrams of the push are dropped.
+#: Rejection reasons after which a worker gives up a push. The shard then drops the push's late
+#: datagrams.
 _GIVEN_UP = ("OUTLIER", "STALE_GENERATION")
-#: Reason of a push from before a change of members. The worker repeats the push; this is normal.
+#: Rejection reason of a push from before a change of the members. The worker repeats the push; this
+#: rejection is normal.
 _OF_ANY_CHANGE = "STALE_EPOCH"
-#: Reasons of refusals that the core counts; the guard counts all other refusals.
+#: Rejection reasons that the core counts. The connection guard counts all other refusals.
 _COUNTED_BY_CORE = ("NON_FINITE", *_GIVEN_UP)
 
 
 def dscp_of(router: Router, marks: str) -> int | None:
-    """Return the DSCP value of a shard's streams; None for the system's default.
+    """Return the DSCP value (packet priority) of a shard's streams; None for the system's default.
 
     Args:
-        router: Router of the method.
-        marks: How packets are marked with priorities if the router has datagram channels.
+        router: Routing policy of the method.
+        marks: Value of the flag that selects how packets get priorities if the router has datagram
+            channels.
     """
     return stream_dscp(marks, router.channels) if router.channels else None
 
 
 class ShardServer:
-    """Network server of one shard.
+    """Network server of one shard of the parameter server.
 
     Args:
-        core: The state machine.
-        layout: Layout of this shard.
-        share: This shard's part of the model's values (0 to 1), for emulated links.
-        save: Saves (version, state) of a snapshot; must not block.
-        lease_seconds: Silence after which a worker is lost, in seconds; sent to the workers.
-        bounds: Limits of the numbers that workers may claim; None for the limits of the method.
-        groups: Slices that each optimizer of the script steps; empty if one optimizer steps all.
+        core: State machine of the shard.
+        layout: Layout of this shard: the slices of variables that it holds.
+        share: Fraction of the model's values that this shard holds (0 to 1); used by emulated
+            links.
+        save: Called with (version, state) of a snapshot to save it as a checkpoint; must not block.
+        lease_seconds: Time without a message after which a worker is expelled, in seconds; sent to
+            the workers.
+        bounds: Limits of the numbers that workers may report; None for the limits of the method.
+        groups: For each optimizer of the script, the slices of the shard that the optimizer steps;
+            empty if one optimizer steps all slices.
     """
 
     def __init__(
@@ -107,10 +114,12 @@ class ShardServer:
         self.ended_models = EndedModels()
         self.programs = Programs()
         self.connections = Connections()
-        self.identity: Identity | None = None  # None before the shard can accept a Hello
+        self.identity: Identity | None = None  # None before the shard can accept a client's Hello
         self.directory = ShardDirectory(1)  # addresses of all shards; filled on shard 0 only
-        self.document = "{}"  # JSON of the run's settings; supervisors and shards get it in Welcome
-        self.reports: dict[tuple[int, int], str] = {}  # (role, id) -> newest JSON document
+        # JSON of the run's settings, sent to supervisors and shards in their Welcome message
+        self.document = "{}"
+        # (role, id) of a node -> newest JSON document that the node sent
+        self.reports: dict[tuple[int, int], str] = {}
         self.observers = Observers(self.connections)
         self.payloads: Callable[[int], NDArray[Any]] = buffers.buffer
         self.copied: Copy = buffers.copied
@@ -128,16 +137,18 @@ class ShardServer:
         self.on_groups: Callable[[events.GroupsChanged], None] | None = None
         self.on_draws: Callable[[Sequence[Draw]], None] | None = None
         self.on_unreachable: Callable[[events.WorkersUnreachable], None] | None = None
-        self._num_epochs = 0  # number of the newest epoch that was logged
-        self._welcomes: dict[int, Connection] = {}  # incarnation -> connection of its Hello
-        # Slots that were sent last: ((version, includes weights), document, arrays).
+        self._num_epochs = 0  # number of the newest membership epoch that was logged
+        # worker's incarnation -> connection on which its Hello arrived
+        self._welcomes: dict[int, Connection] = {}
+        # Encoded optimizer state that was sent last: ((version, includes weights), document,
+        # arrays).
         self._slots: tuple[tuple[int, bool], str, list[memoryview]] | None = None
         self.watch: AdmissionWatch | None = None
         self._due = dict.fromkeys(("status", "beat", "scripts"), time.monotonic())
         self.server: GrpcServer | None = None
 
     def wait_in(self, spill: Spill) -> None:
-        """Store received payloads, and copies of weights for slow readers, in files."""
+        """Store received payloads, and copies of weights for slow clients, in files."""
         self.payloads, self.copied = spill.buffer, spill.copied
 
     def _take_model(
@@ -147,7 +158,7 @@ class ShardServer:
         bounds: ClaimBounds,
         groups: Sequence[Collection[int]],
     ) -> None:
-        """Prepare the decoder and the datagram port for pushes to the core's model."""
+        """Prepare the push decoder and the datagram port for the core's current model."""
         core, model = self.core, self.core.model
         model.freezer.turn_on(lambda values: self.copied(values))
         self.layout, self.share, self.bounds = layout, share, bounds
@@ -168,17 +179,17 @@ class ShardServer:
         bounds: ClaimBounds,
         groups: Sequence[Collection[int]],
     ) -> None:
-        """Serve another model, which the core has already loaded (writer thread).
+        """Serve the next model, which the core has already loaded (writer thread).
 
-        The shard admits no client until `open_for`. Workers and supervisors that evaluate must
-        connect again.
+        The shard admits no client until `open_for` is called. Workers and supervisors that evaluate
+        must connect again.
 
         Args:
-            layout: Layout of this shard for the new model.
-            share: This shard's part of the model's values, from 0 to 1.
-            bounds: Limits of the numbers that workers may claim.
-            groups: Slices that each optimizer of the script steps; empty if one optimizer steps
-                all.
+            layout: Layout of this shard for the next model.
+            share: Fraction of the next model's values that this shard holds (0 to 1).
+            bounds: Limits of the numbers that workers may report.
+            groups: For each optimizer of the script, the slices of the shard that the optimizer
+                steps; empty if one optimizer steps all slices.
         """
         self.identity = None
         if self.datagrams is not None:
@@ -188,12 +199,13 @@ class ShardServer:
         self.connections.end_training()
 
     def listen(self, bind: str, port: int, marks: str = "off") -> int:
-        """Start to listen; return the port.
+        """Open the port and start to accept clients; return the port number.
 
         Args:
             bind: Address to listen on.
-            port: Port number; 0 for any free port.
-            marks: How packets are marked with priorities if the router has datagram channels.
+            port: Port number; 0 to use any free port.
+            marks: Value of the flag that selects how packets get priorities if the router has
+                datagram channels.
 
         Raises:
             thinwire.proto.grpc.PortInUse: Another process uses the port.
@@ -203,18 +215,18 @@ class ShardServer:
         return self.server.port
 
     def take_over(self, listening: GrpcServer, guard: ConnectionGuard) -> int:
-        """Serve the streams of a port that is already open; return the port."""
+        """Serve the streams of a port that is already open; return the port number."""
         self.server, self.guard = listening, guard
         listening.hand_over(self._read)
         return listening.port
 
     @property
     def version(self) -> int:
-        """Number of updates applied so far."""
+        """Number of updates that the core has applied so far."""
         return self.core.version
 
     def open_for(self, identity: Identity, document: str) -> None:
-        """Begin to accept Hellos."""
+        """Begin to accept the Hello messages of clients that match this identity."""
         self.document = document
         if self.identity is None and not identity.shard and not self.directory.addresses:
             self.directory = ShardDirectory(identity.num_shards)
@@ -226,14 +238,14 @@ class ShardServer:
         StreamReader(self, self.decoder, stream).read()
 
     def expect(self, incarnation: int, connection: Connection) -> None:
-        """Store a Hello's stream until the core admits or rejects the worker (reader threads)."""
+        """Store a Hello's stream until the core admits or rejects its worker (reader threads)."""
         self._welcomes[incarnation] = connection
 
     def lose(self, connection: Connection) -> None:
         """Record that a worker's stream has ended (reader threads).
 
-        The work is queued behind the stream's Hello. Handled earlier, it would find no worker, and
-        the Hello would then register a stream that has ended.
+        The loss of the stream is queued behind the stream's Hello message. A loss handled first
+        would find no worker, and the Hello message would then register a stream that has ended.
         """
 
         def lose() -> None:
@@ -244,7 +256,7 @@ class ShardServer:
         self.queue.put(lose)
 
     def welcome_observer(self, connection: Connection) -> None:
-        """Admit a supervisor or a following shard (reader threads)."""
+        """Admit a supervisor, evaluator or following shard (reader threads)."""
 
         def welcome() -> None:
             halt = self._halt()
@@ -260,8 +272,9 @@ class ShardServer:
         """Send an observer the whole model, or an evaluator its phase's model (writer thread)."""
         phase = connection.phase
         if connection.role != pb.ROLE_EVALUATOR or phase >= self.ended_models.since:
-            # Not handled as an event of the core: a failure of an event means that the core's state
-            # may be torn, but a failure to send the model concerns this observer only.
+            # The request is not handled as an event of the core. A failing event means that the
+            # core's state may be inconsistent, but a failure to send the model concerns only this
+            # observer.
             self._dispatch([events.EvaluationReply(number, self.core.whole())])
         elif (ended := self.ended_models.find(phase)) is not None:
             sender = ReplySender(ended.layout, ended.generation, self._members, None)
@@ -272,9 +285,10 @@ class ShardServer:
             connection.send(pb.ToClient(refusal=refusal))
 
     def welcome_script(self, connection: Connection) -> None:
-        """Admit the script of a worker (writer thread).
+        """Admit the control stream of a worker's script (writer thread).
 
-        A script without an incarnation only requests slots and takes no part in barriers.
+        A script without an incarnation only requests the optimizer's state and takes no part in
+        barriers.
         """
         connection.send(self._welcome_message(connection))
         if not connection.incarnation:
@@ -284,13 +298,14 @@ class ShardServer:
         self.scripts.begin(connection)
 
     def send_slots(self, connection: Connection, weights: bool) -> None:
-        """Send the state of the optimizer between two updates (writer thread).
+        """Send a script the optimizer's state between two updates (writer thread).
 
-        All scripts request the state after the same update, so they get the same encoded arrays.
+        All scripts request the state after the same update, so they all get the same encoded
+        arrays.
 
         Args:
             connection: Connection of the script.
-            weights: True if the script also wants the weights and averaged statistics.
+            weights: True if the script also requests the weights and the averaged statistics.
         """
         key = (self.core.version, weights)
         if self._slots is None or self._slots[0] != key:
@@ -304,10 +319,10 @@ class ShardServer:
         message = pb.ToClient(slots=pb.Slots(document=document))
         connection.stream.send(functools.partial(frames, message, pieces), counted=False)
 
-    # -- the writer thread ------------------------------------------------------------------
+    # -- methods of the writer thread -------------------------------------------------------
 
     def run_until(self, finished: Callable[[], bool]) -> None:
-        """Run the writer thread's loop until `finished` returns True."""
+        """Run the loop of the writer thread until `finished` returns True."""
         before = behind_until = time.monotonic()
         while not finished():
             deadline = min(*self._due.values(), *self._deadlines())
@@ -317,8 +332,9 @@ class ShardServer:
             except queue.Empty:
                 item = events.Tick()
             now = time.monotonic()
-            # While the process was stalled, heartbeats have piled up in the queue unread. Extend
-            # all deadlines before the first deadline is checked, or live workers would be expelled.
+            # Heartbeats that arrived while the process was stalled are still in the queue. Extend
+            # all deadlines before the first deadline is checked; otherwise workers that have sent
+            # heartbeats would be expelled.
             if now - before > _STALL_SECONDS:
                 self._dispatch(self.journaled.handle(events.ProcessStalled(now - before), now))
                 self.scripts.excuse(now - before)
@@ -332,11 +348,12 @@ class ShardServer:
                 item()
             else:
                 self._dispatch(self.journaled.handle(item, time.monotonic()))
-            item = events.Tick()  # drop the reference: a push's memory must not wait for `get`
+            # drop the reference, so that a handled push is freed before `get` waits
+            item = events.Tick()
             self._do_regular_work(time.monotonic())
 
     def _deadlines(self) -> list[float]:
-        """Return the next deadlines of the core and of pushes that wait for datagrams."""
+        """Return the times of the next deadlines of the core and of pushes awaiting datagrams."""
         deadlines = [self.core.next_deadline()]
         if self.datagrams is not None:
             deadlines.append(self.datagrams.receiver.next_deadline())
@@ -347,7 +364,7 @@ class ShardServer:
             self.datagrams.poll()
         if now >= self._due["scripts"]:
             self.contained.run("look after scripts", self.scripts.tick)
-            latest = now + _SCRIPTS_SECONDS  # a message may set an earlier deadline
+            latest = now + _SCRIPTS_SECONDS  # a message may set an earlier deadline meanwhile
             self._due["scripts"] = min(latest, self.scripts.next_deadline() or latest)
         if self.phases is not None:
             self.contained.run("look after offers", self.phases.tick)
@@ -362,11 +379,11 @@ class ShardServer:
                 connection.send(pb.ToClient(waiting=pb.Waiting()))
 
     def _publish_status(self) -> None:
-        """Send the status to all observers; a failure is logged and skipped."""
+        """Send the run's status to all observers; log a failure and continue."""
         self.contained.run("make the status", self.observers.publish_status)
 
     def _end_if_nobody_comes(self, watch: AdmissionWatch, now: float) -> None:
-        """End a run whose workers were all refused."""
+        """End the run if the PS has refused all workers."""
         if (why := watch.verdict()) is not None:
             logging.error("%s", why)
             self._dispatch(self.journaled.handle(events.Stop(NOBODY_ADMITTED), now))
@@ -392,7 +409,7 @@ class ShardServer:
                 self._actions[type(action)](self, action)
 
     def _members(self) -> list[pb.Member]:
-        """Return the live workers and their addresses if workers sum among themselves; else []."""
+        """Return the connected workers if workers sum gradients among themselves; else []."""
         core = self.core
         if core.model.kind is not Kind.VALUES:
             return []
@@ -456,7 +473,8 @@ class ShardServer:
                 connection.stream.close()
         if action.is_notice:
             return
-        # Limit the log rate: a client that repeats a refused message must not fill the disk.
+        # Limit the rate of this log line: a client that repeats a refused message must not fill the
+        # disk.
         level = logging.INFO if action.reason == _OF_ANY_CHANGE else logging.WARNING
         logging.log_every_n_seconds(
             level, "refused worker %d: %s", 1, action.worker, action.message
@@ -471,12 +489,12 @@ class ShardServer:
     def _new_epoch(self, action: events.NewEpoch) -> None:
         epoch = action.epoch
         if self.datagrams is not None:
-            # Queued: several epochs of one batch of actions must end the sessions only once all
-            # epochs have been handled.
+            # Queued instead of called here: if one batch of actions holds several epochs, the
+            # sessions of workers that have left must end only after all epochs of the batch.
             self.queue.put(self.datagrams.end_sessions)
         if self.core.stop_reason is None and epoch.number != self._num_epochs:
             logging.info("epoch %d: live workers %s", epoch.number, list(epoch.live))
-        self._num_epochs = epoch.number  # an action that only adds draws repeats the number
+        self._num_epochs = epoch.number  # an action that only adds draws repeats the epoch's number
         if epoch.draws and self.on_draws is not None:
             self.on_draws(epoch.draws)
         self.observers.send_epoch(encode_epoch(epoch, self.core.groups))
@@ -498,7 +516,7 @@ class ShardServer:
         self.save(action.version, action.state)
 
     def _halt(self) -> pb.Halt | None:
-        """Return the message about the end of the run; None while the run has not ended."""
+        """Return the message about the end of the run; None while the run continues."""
         reason = self.core.stop_reason
         return pb.Halt(cause=reason, message=self.scripts.why(reason)) if reason else None
 

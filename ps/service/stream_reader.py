@@ -1,4 +1,4 @@
-"""Reader thread of one client's stream: handles the Hello, checks, decodes and queues messages."""
+"""Reader thread of one client's stream: checks its Hello, decodes messages and queues them."""
 
 from __future__ import annotations
 
@@ -48,63 +48,68 @@ if TYPE_CHECKING:
     from thinwire.ps.service.connections import Connections, Observers
     from thinwire.ps.wire.claims import ClaimBounds
 
-#: Size limit of a node's metrics document; a longer document is malformed.
+#: Size limit of the metrics document that a node sends, in bytes; a longer document is malformed.
 MAX_DOCUMENT_BYTES = 256 << 10
-#: Limit on the characters of a refusal, which may quote a client's long message.
+#: Limit on the characters of a refusal's message, which may quote a long message of a client.
 _LONGEST_MESSAGE = 2000
 _RENEWALS_PER_LEASE = 10
-#: Limits on the number of barriers in one message, and on the characters of a barrier's name.
+#: Limits on the number of barriers in one message of a script, and on the characters of a barrier's
+#: name.
 _MOST_BARRIERS, _LONGEST_BARRIER = 20_000, 100
-#: The numbers of fits and epochs are below this limit.
+#: Upper limit for the numbers of fits and epochs in a script's messages.
 _MOST_COUNTED = 1 << 31
-#: Limits on the metrics and values of one evaluation, and on the characters of a fit's history.
+#: Limits on the metrics and values of one evaluation, and on the characters of a fit's training
+#: history.
 _MOST_METRICS, _MOST_VALUES, _LONGEST_HISTORY = 1000, 100_000, 900_000
-#: Size of one value (float64) of a metric's state.
+#: Bytes of one value (float64) of a metric's state.
 _STATE_BYTES = 8
-#: Size limit of a message that is relayed to other clients. The relayed message must fit into a
-#: message of the maximum size together with a few extra bytes.
+#: Size limit, in bytes, of a message that the shard relays to other clients. The relayed message
+#: must fit into a message of the maximum size together with a few additional bytes.
 _MOST_RELAYED_BYTES = framing.MAX_MESSAGE_BYTES - 1024
-#: Limits on the characters of a node's address, of a cause to leave, and of a metric's name. The
-#: entries of a metric get slightly longer names.
+#: Limits on the characters of a node's address, of the cause in a Leave message, and of a metric's
+#: name. The names of a metric's entries may be slightly longer than the metric's name.
 _LONGEST_ADDRESS, _LONGEST_CAUSE, _LONGEST_METRIC = 300, 100, 900
-#: Causes for which a supervisor may end a run.
+#: Causes that a supervisor's request to end the run may name.
 _HALT_CAUSES = (*LIMIT_REASONS, "interrupted", "diverged")
 _SHARD_HALT_CAUSES = (STOP_REASON,)
 
 
 class _EndOfStream(Exception):
-    """The stream must end."""
+    """Raised inside this module to end the client's stream."""
 
 
 class OfferingStream(Protocol):
-    """Reader of the stream of a worker that offers a model, or waits for another worker's offer."""
+    """Reader of the stream of a worker that offers a model or waits for another worker's offer."""
 
     def admit(self, hello: pb.Hello) -> bool:
-        """Handle a Hello that has been authenticated; return True if the stream continues."""
+        """Handle an authenticated worker's Hello message; return True to continue reading."""
 
     def receive(self, data: bytes | Arriving) -> bool:
-        """Handle one frame; return True if the stream continues."""
+        """Handle one frame of the stream; return True to continue reading the stream."""
 
     def forget(self) -> None:
-        """Record that the stream has ended."""
+        """Record that the worker's stream has ended."""
 
 
 class PhaseGate(Protocol):
-    """The part of the script's next phase that stream readers use."""
+    """Interface to the script's next phase (next model), as stream readers use it."""
 
     def reader(self, phase: int, stream: ServerStream) -> OfferingStream | None:
-        """Return a reader for a worker of a later phase; None before the scripts agree on it."""
+        """Return a reader for the stream of a worker that is in a later phase of its script.
+
+        Return None if the scripts have not agreed on that phase yet.
+        """
 
     def tick(self) -> None:
-        """Send heartbeats to waiting workers and release those held too long (writer thread)."""
+        """Send heartbeats to held workers, and release workers held too long (writer thread)."""
 
 
 class StreamOwner(Protocol):
-    """The part of the shard's server that a stream's reader uses.
+    """Interface to the shard's server, as the reader of a client's stream uses it.
 
     Attributes:
-        reports: (role, id) of a node -> newest JSON document of that node.
-        payloads: Returns memory for a payload of the given number of bytes.
+        reports: (role, id) of a node -> newest JSON document that the node sent.
+        payloads: Returns an array for a payload of the given number of bytes.
     """
 
     reports: dict[tuple[int, int], str]
@@ -116,31 +121,31 @@ class StreamOwner(Protocol):
 
     @property
     def identity(self) -> Identity | None:
-        """The shard's identity; None before the shard can accept a Hello."""
+        """Identity of the shard; None before the shard can accept a client's Hello."""
 
     @property
     def layout(self) -> ShardLayout:
-        """The shard's layout."""
+        """Layout of the shard: the slices of variables that it holds."""
 
     @property
     def share(self) -> float:
-        """The shard's part of the model's values (0 to 1), for emulated links."""
+        """Fraction of the model's values that the shard holds (0 to 1), for emulated links."""
 
     @property
     def lease_seconds(self) -> float:
-        """Time without a message after which a worker is expelled, in seconds."""
+        """Time without a message after which the shard expels a worker, in seconds."""
 
     @property
     def bounds(self) -> ClaimBounds:
-        """Limits of the numbers that workers may claim."""
+        """Limits of the numbers that workers may report."""
 
     @property
     def queue(self) -> WriterQueue:
-        """Queue of the writer thread."""
+        """Queue of the shard's writer thread."""
 
     @property
     def datagrams(self) -> DatagramPort | None:
-        """Port that receives datagrams; None if the method sends no datagrams."""
+        """Port that receives UDP datagrams; None if the method sends no datagrams."""
 
     @property
     def connections(self) -> Connections:
@@ -148,7 +153,7 @@ class StreamOwner(Protocol):
 
     @property
     def observers(self) -> Observers:
-        """Sender of reports to supervisors and following shards."""
+        """Sender of reports to the shard's supervisors and to following shards."""
 
     @property
     def directory(self) -> ShardDirectory:
@@ -156,18 +161,18 @@ class StreamOwner(Protocol):
 
     @property
     def programs(self) -> Programs:
-        """Program (script and versions) of each worker."""
+        """Program (script and versions) of each worker of the run."""
 
     @property
     def version(self) -> int:
-        """Number of updates applied so far."""
+        """Number of updates that the shard has applied so far."""
 
     @property
     def phases(self) -> PhaseGate | None:
-        """Gate where workers of a later phase offer its model; None if the model cannot change."""
+        """Gate for workers that offer the next phase's model; None if the model cannot change."""
 
     def expect(self, incarnation: int, connection: Connection) -> None:
-        """Store the stream of a Hello until the core admits or rejects the worker."""
+        """Store the stream of a worker's Hello until the core admits or rejects the worker."""
 
     def lose(self, connection: Connection) -> None:
         """Record that a worker's stream has ended."""
@@ -177,31 +182,31 @@ class StreamOwner(Protocol):
         """The control streams of the workers' scripts."""
 
     def welcome_observer(self, connection: Connection) -> None:
-        """Admit a supervisor or a following shard."""
+        """Admit a supervisor, evaluator or following shard."""
 
     def observe(self, connection: Connection, number: int) -> None:
-        """Send an observer the model of its phase (writer thread)."""
+        """Send an observer the whole model, or an evaluator its phase's model (writer thread)."""
 
     def welcome_script(self, connection: Connection) -> None:
-        """Admit the script of a worker (writer thread)."""
+        """Admit the control stream of a worker's script (writer thread)."""
 
     def send_slots(self, connection: Connection, weights: bool) -> None:
         """Send the optimizer's state and, if `weights` is True, the weights (writer thread)."""
 
 
 class StreamReader:
-    """Reader of one client's stream.
+    """Reader of one client's stream, which runs in its own thread.
 
-    Invalid input from a client raises at most Malformed, which ends that client's stream. The
+    Invalid input from a client raises at most Malformed, which ends only that client's stream. The
     reader accepts a worker's messages only after the core has welcomed this stream as that worker's
-    stream, and only until another stream replaces it.
+    stream, and only until a newer stream of the worker replaces it.
     """
 
     def __init__(self, server: StreamOwner, decoder: PushDecoder, stream: ServerStream) -> None:
-        """Prepare to read `stream` for `server`."""
+        """Prepare to read the client's `stream` for `server`."""
         self.server, self.decoder, self.stream = server, decoder, stream
         self.connection: Connection | None = None
-        self.number = 0  # number of the observer in `Connections`; 0 for a worker
+        self.number = 0  # running number of the observer in `Connections`; 0 for a worker
         self._offers: OfferingStream | None = None
         self.rate = MessageRate(server.guard.limits)
         self._renewed_at = 0.0
@@ -212,7 +217,7 @@ class StreamReader:
         self.assembler = MessageAssembler(pb.ToServer, lambda message: limit, server.payloads)
 
     def read(self) -> None:
-        """Handle frames until the stream ends; then notify the server of the end."""
+        """Handle the stream's frames until the stream ends; then notify the server of the end."""
         try:
             for frame in self.stream.incoming():
                 if not self.receive(frame):
@@ -265,11 +270,12 @@ class StreamReader:
         is_request = body in REQUESTS and not getattr(content, "more", False)
         self._backlog.add(len(frame) + len(payload) + num_decoded, is_request)
 
-    # -- hello ------------------------------------------------------------------------------
+    # -- Hello messages ---------------------------------------------------------------------
 
     def _hello(self, hello: pb.Hello, payload: memoryview) -> None:
         identity, guard = self.server.identity, self.server.guard
-        # Check the protocol version first: another version may compute the proof differently.
+        # Check the protocol version before the client's proof: another version may compute the
+        # proof differently.
         if (other_version := versions.refusal(hello)) is not None:
             self._reject_stream("hello", other_version)
         stranger = guard.authenticate(self.stream, part_of(hello), hello.proof, claims_of(hello))
@@ -284,7 +290,8 @@ class StreamReader:
             self._offer(hello, self.server.phases)
             return
         refusal = self._other_program(hello) or check_hello(hello, identity)
-        # A worker behind the run's phase is no error and is not counted: it retries at a later fit.
+        # A worker whose script is behind the run's phase is not counted as an error: the worker
+        # retries at a later fit.
         if refusal is not None and refusal[0] == pb.REASON_PHASE:
             self._refuse(*refusal)
             raise _EndOfStream
@@ -306,7 +313,7 @@ class StreamReader:
             self.server.welcome_observer(self.connection)
 
     def _other_program(self, hello: pb.Hello) -> tuple[int, str] | None:
-        """Return the refusal of a worker of this run whose program has changed; else None."""
+        """Return the refusal of a worker of this run if its program has changed; else None."""
         identity, programs = self.server.identity, self.server.programs
         is_of_run = identity is not None and hello.run_id in ("", identity.run_id)
         if hello.role != pb.ROLE_WORKER or not is_of_run:
@@ -315,7 +322,7 @@ class StreamReader:
         return None if text is None else (pb.REASON_OTHER_PROGRAM, text)
 
     def _offer(self, hello: pb.Hello, phases: PhaseGate) -> None:
-        """Pass the stream of a worker of a later phase to the reader of that phase's offers."""
+        """Pass the stream of a worker in a later phase to the reader of that phase's offers."""
         offers = phases.reader(hello.phase, self.stream)
         if offers is None:
             self._refuse(
@@ -356,7 +363,7 @@ class StreamReader:
         self.number = self.server.connections.add_observer(self.connection)
         self._serve("a Hello", self.server.welcome_script, self.connection)
 
-    # -- workers ----------------------------------------------------------------------------
+    # -- messages of workers ----------------------------------------------------------------
 
     def _pull(self, pull: pb.Pull, payload: memoryview) -> None:
         self.server.bounds.check_pull(pull)
@@ -366,7 +373,7 @@ class StreamReader:
         )
 
     def _push(self, push: pb.Push, payload: memoryview) -> int:
-        """Decode and queue a push; return the decoded bytes in addition to the payload."""
+        """Decode and queue a worker's push; return the decoded bytes beyond the payload."""
         worker, port = self._worker.id, self.server.datagrams
         try:
             if port is None:
@@ -397,10 +404,10 @@ class StreamReader:
         )
 
     def _heartbeat(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
-        """Do nothing: each received chunk renews the lease already."""
+        """Do nothing: each received chunk of the stream already renews the worker's lease."""
 
     def _shard_heartbeat(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
-        """Queue the ids of workers that a following shard receives nothing from."""
+        """Queue the ids of workers from which a following shard receives no messages."""
         for member in heartbeat.unreachable:
             silent = events.WorkerIncarnation(member.worker, member.incarnation)
             self.server.queue.put(events.WorkerUnreachable(silent))
@@ -416,7 +423,7 @@ class StreamReader:
         self._worker.left = True
 
     def _report(self, report: pb.Report, payload: memoryview) -> None:
-        """Store a node's report on itself, which becomes a part of the run's documents."""
+        """Store the metrics that a node reports, which become a part of the run's documents."""
         if len(report.document.encode()) > MAX_DOCUMENT_BYTES:
             raise Malformed(f"a report of {len(report.document)} characters")
         if report.rounds:
@@ -437,7 +444,7 @@ class StreamReader:
             raise Malformed(f"rounds of {len(batch)} characters")
         self._serve("rounds", self.server.observers.pass_on_rounds, self._worker.id, batch)
 
-    # -- observers --------------------------------------------------------------------------
+    # -- observers: supervisors, evaluators, following shards -------------------------------
 
     def _observe(self, pull: pb.Pull, payload: memoryview) -> None:
         self._serve("the model", self.server.observe, self._worker, self.number)
@@ -448,7 +455,7 @@ class StreamReader:
             raise Malformed(f"halt for {halt.cause!r:.80}; known: {known}")
         self.server.queue.put(events.Stop(halt.cause))
 
-    # -- scripts ----------------------------------------------------------------------------
+    # -- the workers' scripts ---------------------------------------------------------------
 
     def _arrive(self, barrier: pb.Barrier, payload: memoryview) -> None:
         names = [*barrier.passed, *barrier.changed, barrier.name]
@@ -497,13 +504,13 @@ class StreamReader:
         self._serve("a script's fit", self.server.scripts.receive, self._worker, message)
 
     def _evaluated(self, evaluated: pb.Evaluated, payload: memoryview) -> None:
-        """Queue an evaluation by the evaluator."""
+        """Queue the result of an evaluation that the evaluator has made."""
         _check_evaluated(evaluated)
         take = self.server.scripts.take_evaluation
         self._serve("an evaluation", take, self._worker, evaluated)
 
     def _evaluator(self, evaluator: pb.Evaluator, payload: memoryview) -> None:
-        """Queue a Supervisor's report whether it starts an evaluator."""
+        """Queue a Supervisor's report about whether the Supervisor starts an evaluator."""
         offer = self.server.scripts.offer_evaluator
         why = printable(evaluator.message, _LONGEST_MESSAGE)
         state = (evaluator.available, why, evaluator.starting)
@@ -516,7 +523,7 @@ class StreamReader:
         self._serve("a heartbeat", self.server.scripts.alive, self._worker)
 
     def _serve(self, what: str, work: Callable[..., None], *arguments: Any) -> None:
-        """Queue work for this client; if the work fails, `Containment` rejects only this client."""
+        """Queue work for this client. If the work fails, `Containment` refuses only this client."""
         request = ClientRequest(self._worker, what, functools.partial(work, *arguments))
         self.server.queue.put(request)
 
@@ -527,7 +534,7 @@ class StreamReader:
         return self.connection
 
     def _check_current(self, connection: Connection) -> None:
-        """Raise unless this stream is the worker's current stream, welcomed by the core."""
+        """Raise Malformed or end the stream if it is not the worker's current, welcomed stream."""
         if not connection.welcomed:
             raise Malformed("a message before the hello was welcomed")
         if self.server.connections.workers.get(connection.id) is not connection:
@@ -549,13 +556,13 @@ class StreamReader:
         self.stream.send((framing.frame(pb.ToClient(refusal=refusal)),), counted=False)
 
     def _reject_stream(self, why: str, refusal: tuple[int, str]) -> None:
-        """Send a refusal and end the stream; the guard counts the refusal under the name `why`."""
+        """Send a refusal and end the stream. The guard counts the refusal under the name `why`."""
         self._refuse(*refusal)
         self.server.guard.record_refusal(why, self.stream.peer, refusal[1])
         raise _EndOfStream
 
     def forget(self) -> None:
-        """Notify the server that the stream has ended; called once, after the last frame."""
+        """Notify the server that this stream has ended; called once, after its last frame."""
         connection = self.connection
         if self._offers is not None:
             self._offers.forget()
@@ -618,7 +625,7 @@ def _check_place(fit: int, epoch: int) -> None:
 
 
 def _check_meeting(meeting: pb.EpochMeeting) -> None:
-    """Reject metric states that no script can have."""
+    """Reject metric states in an epoch meeting's message that no script can have."""
     _check_place(meeting.fit, meeting.epoch)
     _check_relayed(meeting)
     names = {state.name for state in meeting.states}
@@ -633,10 +640,10 @@ def _check_meeting(meeting: pb.EpochMeeting) -> None:
 
 
 def check_address(address: str) -> None:
-    """Reject an address that no node can have, because the shard sends addresses to other nodes.
+    """Reject an address that no node can have, because the shard sends node addresses to all nodes.
 
     Raises:
-        Malformed: The address is longer than any host name, or not printable.
+        Malformed: The address is longer than any host name, or it has unprintable characters.
     """
     if len(address) > _LONGEST_ADDRESS or not address.isprintable():
         raise Malformed(
@@ -646,7 +653,7 @@ def check_address(address: str) -> None:
 
 
 def _check_relayed(message: Any) -> None:
-    """Reject a message that would not fit into a message to another client."""
+    """Reject a message that is too long to be relayed in a message to another client."""
     if message.ByteSize() > _MOST_RELAYED_BYTES:
         raise Malformed(
             f"a message of {message.ByteSize()} bytes for other nodes; expected at most "
@@ -655,14 +662,16 @@ def _check_relayed(message: Any) -> None:
 
 
 def _check_evaluated(evaluated: pb.Evaluated, names_versions: bool = True) -> None:
-    """Reject an evaluation that no evaluator can have made.
+    """Reject the result of an evaluation that no evaluator can have made.
 
     The metrics of an evaluation become lines of metrics.jsonl and of the summary, tags of
-    TensorBoard and labels of Prometheus. A value that is not finite is legal and written as null.
+    TensorBoard and labels of Prometheus. A metric's value may be NaN or infinite; it is written as
+    null.
 
     Args:
-        evaluated: The message.
-        names_versions: True if an evaluation with metrics must name the versions of the shards.
+        evaluated: Message with the result of the evaluation.
+        names_versions: True if an evaluation with metrics must name the versions of the shards'
+            weights.
     """
     _check_place(evaluated.fit, evaluated.epoch)
     _check_relayed(evaluated)

@@ -1,4 +1,4 @@
-"""The instruments of one shard for monitoring: figures of the shard, not of the whole run."""
+"""Instruments (metrics) of one shard for monitoring; they describe the shard, not the whole run."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from thinwire.ps.service.server import ShardServer
     from thinwire.ps.telemetry.status import StatusReporter
 
-#: Scrapes within this time return the same figures, so that frequent scrapes do not load the writer
-#: thread.
+#: Seconds within which all scrapes of the metrics port return the same figures, so that frequent
+#: scrapes do not load the writer thread.
 _FRESH_SECONDS = 1.0
-#: Longest wait of a scrape for the writer thread; after it, the scrape returns the last figures.
+#: Seconds for which a scrape waits for the writer thread; then the scrape returns the last figures.
 _PATIENCE_SECONDS = 2.0
 
 
 class ShardInstruments:
-    """Exports the instruments of a shard; the writer thread collects them and never waits.
+    """Exporter of a shard's metrics. The writer thread collects the metrics and never waits.
 
-    Only the writer thread may read the core. A scrape therefore queues a request for the writer
-    thread, and waits for it in the scraping thread.
+    Only the writer thread may read the core. Therefore a scrape of the metrics port queues a
+    request for the writer thread, and the scraping thread waits for the collected metrics.
 
     Args:
-        server: Server of the shard.
-        reporter: Reporter of the shard's status.
+        server: Network server of the shard.
+        reporter: Source of the shard's status figures.
         received: Returns the counts of received datagrams; None if the method sends no datagrams.
         clock: Returns monotonic time in seconds; tests replace it.
     """
@@ -58,7 +58,7 @@ class ShardInstruments:
         return metrics_server.open_port(run, node, self.collect)
 
     def collect(self) -> list[Instrument]:
-        """Return fresh instruments, or the last collected ones if the writer thread is busy."""
+        """Return fresh metrics, or the metrics collected last if the writer thread is busy."""
         with self._lock:
             request = self._requested
             if request is None and self._clock() - self._latest_at >= _FRESH_SECONDS:
@@ -73,11 +73,14 @@ class ShardInstruments:
         return [*self._latest, gauge("figures_age_seconds", text, age)]
 
     def _refresh(self) -> None:
-        """Collect the instruments (writer thread); an error is logged and does not end the run."""
+        """Collect the shard's metrics (writer thread).
+
+        An error is logged and does not end the run.
+        """
         try:
             self._latest = self._read()
             self._latest_at = self._clock()
-        except Exception:  # noqa: BLE001 - monitoring must not end the run
+        except Exception:  # noqa: BLE001 - an error in monitoring must not end the run
             logging.log_every_n_seconds(
                 logging.ERROR, "metrics: the figures could not be collected", 60, exc_info=True
             )

@@ -22,21 +22,21 @@ from thinwire.runtime.telemetry import run_status
 if TYPE_CHECKING:
     from thinwire.ps.service.server import ShardServer
 
-#: Largest size of a status in a message, in characters. A character is a byte, because the JSON is
-#: ASCII. The remaining bytes are for the message's other fields.
+#: Largest size of a status document in a message, in characters. A character takes one byte,
+#: because the JSON is ASCII. The remaining bytes are for the message's other fields.
 _LONGEST_STATUS = MAX_MESSAGE_BYTES - 1024
 
 
 @dataclasses.dataclass(frozen=True)
 class StatusSources:
-    """Functions that return the figures of a shard that its core does not have.
+    """Functions that return figures of a shard that the shard's core does not have.
 
     Attributes:
         refused_peers: Returns reason -> number of clients that were refused or disconnected.
-        journal: Returns the journal's block of the summary, or {}.
-        awaits: Returns True if another shard has not sent its last figures yet.
-        runs_script: Returns True if the script of a worker is expected to continue. A script's
-            model leaves the training at the end of each `fit`, and joins again at the next `fit`.
+        journal: Returns the journal's counters for the run's summary, or {} without a journal.
+        awaits: Returns True if another shard has not sent its last counters yet.
+        runs_script: Returns True if the script of a worker is expected to continue. A worker leaves
+            the training at the end of each `fit` of its script, and joins again at the next `fit`.
     """
 
     refused_peers: Callable[[], dict[str, int]] = dict
@@ -46,7 +46,7 @@ class StatusSources:
 
 
 class StatusReporter:
-    """Makes the status documents for supervisors, the summary and shard 0."""
+    """Maker of a shard's status documents, for supervisors, the run's summary and shard 0."""
 
     def __init__(
         self,
@@ -57,17 +57,20 @@ class StatusReporter:
         received: Callable[[], DatagramCounts | None] = lambda: None,
         sources: StatusSources | None = None,
     ) -> None:
-        """Store the sources; each document reads their current values (writer thread)."""
+        """Store the sources of the figures.
+
+        The writer thread reads the current values of the sources for each document.
+        """
         self._run, self._spec, self._core, self._server = run, spec, core, server
         self._received, self._sources = received, sources or StatusSources()
         self._ledger = PrivacyLedger(run.method.privacy, run.dp_delta)
 
     def begin_phase(self, spec: ModelSpec) -> None:
-        """Report another model from now on."""
+        """Report the model `spec` in all later documents."""
         self._spec = spec
 
     def about(self) -> dict[str, Any]:
-        """Return the settings of the run that a Welcome message carries."""
+        """Return the settings of the run that the Welcome message to a client carries."""
         run = self._run
         return {
             "method": run.method.name,
@@ -78,10 +81,10 @@ class StatusReporter:
         }
 
     def shard_document(self, is_last: bool = False) -> str:
-        """Return a following shard's counters as JSON, for shard 0.
+        """Return a following shard's counters as JSON, which the shard sends to shard 0.
 
         Args:
-            is_last: True if this is the shard's last report.
+            is_last: True if the shard sends no later report.
         """
         core, model = self._core, self._core.model
         figures = {
@@ -101,10 +104,10 @@ class StatusReporter:
         return json.dumps(figures)
 
     def document(self) -> str:
-        """Return the status as JSON that fits into one message.
+        """Return the run's status as JSON that fits into one message.
 
-        If the status is too long, the label counts of the workers' data are left out: the labels
-        take most of the space and rarely change.
+        If the status is too long, the document omits the label counts of the workers' data, because
+        they take most of the space and rarely change.
         """
         status = self.status()
         text = status.to_json()
@@ -114,7 +117,7 @@ class StatusReporter:
         return dataclasses.replace(status, workers=workers).to_json()
 
     def status(self) -> run_status.RunStatus:
-        """Return the status of the whole run (shard 0)."""
+        """Return the status of the whole run, as shard 0 knows it."""
         run, core = self._run, self._core
         workers = self._workers()
         counters, membership = core.counters, core.membership
@@ -150,13 +153,13 @@ class StatusReporter:
         )
 
     def states(self) -> dict[int, str]:
-        """Return the state of every worker that has joined."""
+        """Return worker id -> state, for example "training", of every worker that has joined."""
         core = self._core
         waits = core.waiting_workers()
         return {worker: self._state(worker, worker in waits) for worker in core.known_workers()}
 
     def guards(self) -> dict[str, Any]:
-        """Return counts of pushes that guards rejected on all shards, and shard 0's quarantine."""
+        """Return pushes that guards rejected on all shards, and workers in shard 0's quarantine."""
         block = self._core.guard_summary()
         if not block:
             return {}
@@ -167,11 +170,12 @@ class StatusReporter:
         return {"guards": block | {"refused": {why: dict(by) for why, by in refused.items()}}}
 
     def privacy(self) -> dict[str, Any]:
-        """Return the block of the privacy guarantee; {} if the method has no privacy bound.
+        """Return the privacy figures of the run; {} if the method has no privacy bound.
 
-        The guarantee covers the worker that took part in the most releases. The count is an upper
-        bound: a lost worker may have taken part in one more release on another shard, and updates
-        that a crash has undone were released too.
+        The privacy guarantee covers the worker that took part in the most releases (merged rounds
+        that were sent to workers). The count of releases is an upper bound: a lost worker may have
+        taken part in one more release on another shard, and updates that a crash has undone were
+        released, too.
         """
         core = self._core
         pushes = [core.counters.worker(worker).pushes for worker in core.known_workers()]
@@ -179,7 +183,7 @@ class StatusReporter:
         return self._ledger.block(most + self._lost_updates())
 
     def _policies(self, workers: list[run_status.WorkerMetrics]) -> dict[str, Any]:
-        """Return the blocks that only some runs have."""
+        """Return the parts of the status that only runs with certain policies have."""
         summary = self._core.summary()
         weighting, down = summary.pop("weighting"), summary.pop("down")
         return {
@@ -196,7 +200,7 @@ class StatusReporter:
         }
 
     def _composition(self) -> dict[str, str]:
-        """Return the method's choices by part, as the summary names them, with the collective."""
+        """Return the method's choices (part -> name), as the run's summary names them."""
         method = self._run.method
         return {**method.choices, "collective": method.collective}
 
@@ -244,12 +248,12 @@ class StatusReporter:
         return totals
 
     def _over_shards(self, block: str, own: dict[str, int]) -> dict[str, dict[str, int]]:
-        """Return a policy's counters summed over all shards; {} if the policy takes no memory."""
+        """Return a policy's counters summed over all shards; {} if the policy uses no memory."""
         total = self._totals(block, own)
         return {block: dict(total)} if total["bytes"] else {}
 
     def _datagrams(self) -> dict[str, Any]:
-        """Return the datagram figures of all shards and workers; {} if the method sends none."""
+        """Return datagram figures of all shards and workers; {} if the method sends none."""
         received = self._received()
         if received is None:
             return {}
@@ -263,7 +267,7 @@ class StatusReporter:
         return {BLOCK: summary_block([received, *reported], sent, channels)}
 
     def _groups(self, own: dict[str, Any]) -> dict[str, Any]:
-        """Return shard 0's block of the groups, with the histograms of the following shards."""
+        """Return the worker groups of shard 0, with the histograms of the following shards."""
         histograms = {
             str(shard): reports.tables(text, "group_staleness")
             for shard, text in self._reports(pb.ROLE_SHARD).items()
@@ -271,22 +275,23 @@ class StatusReporter:
         return own | ({"histograms_of_shards": histograms} if histograms else {})
 
     def _refused_peers(self) -> dict[str, dict[str, int]]:
-        """Return the number of refused clients by reason; {} if no client was refused."""
+        """Return refusal reason -> number of refused clients; {} if no client was refused."""
         total = self._totals("refused_peers", self._sources.refused_peers())
         return {"refused_peers": dict(total)} if total else {}
 
     def _lost_updates(self) -> int:
-        """Return the lost updates summed over all shards; a shard counts its parts of updates."""
+        """Return the number of lost updates summed over all shards, which count separately."""
         lost = {"lost_updates": self._core.counters.lost_updates}
         return self._totals("membership", lost)["lost_updates"]
 
     def _reports(self, role: int) -> dict[int, str]:
-        """Return the newest documents of clients of one role, by number."""
-        documents = self._server.reports.copy()  # reader threads write to `reports` meanwhile
+        """Return client id -> newest document, for the clients of one role."""
+        # copy the reports, because reader threads write to `reports` meanwhile
+        documents = self._server.reports.copy()
         return {number: text for (client, number), text in documents.items() if client == role}
 
     def _totals(self, block: str, own: Mapping[str, int]) -> collections.Counter[str]:
-        """Return a block of counters summed over all shards; `own` holds shard 0's counters."""
+        """Return counters summed over all shards; `own` holds shard 0's counters."""
         total = collections.Counter(own)
         for text in self._reports(pb.ROLE_SHARD).values():
             total.update(reports.counts(text, block))
@@ -302,6 +307,6 @@ class StatusReporter:
 
 
 def _restarted(workers: list[run_status.WorkerMetrics]) -> dict[str, dict[str, int]]:
-    """Return how often a Cluster restarted each worker; {} if it restarted no worker."""
+    """Return worker id -> number of restarts by a Cluster; {} if no worker was restarted."""
     counts = {str(worker.id): worker.restarts for worker in workers if worker.restarts}
     return {"restarted_workers": counts} if counts else {}

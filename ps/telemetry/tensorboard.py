@@ -1,4 +1,4 @@
-"""The TensorBoard scalars of one shard, written by a background thread."""
+"""TensorBoard scalars of one shard, written by a background thread."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ _INTERVAL_SECONDS = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class _Reading:
-    """A shard's counters at one time."""
+    """Values of a shard's counters at one time."""
 
-    at: float  # monotonic seconds
+    at: float  # time of reading, in seconds of the monotonic clock
     version: int
     pushes: int
-    staleness: int  # sum of the staleness of `pushes`
-    datagrams: ReassemblyCounters | None  # sum over all workers; None: the method sends none
+    staleness: int  # sum of the staleness of the `pushes` pushes, in updates
+    # datagram counters summed over all workers; None if the method sends no datagrams
+    datagrams: ReassemblyCounters | None
 
 
 class PsScalars:
-    """Writes a shard's counters every two seconds; a disk error stops the scalars, not the run."""
+    """Writer of a shard's counters every two seconds.
+
+    A disk error ends the scalars, but not the run.
+    """
 
     def __init__(
         self,
@@ -42,7 +46,10 @@ class PsScalars:
         received: Callable[[], DatagramCounts | None] = lambda: None,
         privacy: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """Store the sources; the scalars' thread reads them while the writer thread runs."""
+        """Store the sources of the scalars.
+
+        The thread that writes scalars reads the sources while the shard's writer thread runs.
+        """
         self._file = ScalarFile(directory)
         self._core, self._bytes_down, self._received = core, bytes_down, received
         self._privacy = privacy
@@ -51,7 +58,7 @@ class PsScalars:
         self._thread = threading.Thread(target=self._run, name="scalars", daemon=True)
 
     def start(self) -> None:
-        """Start the background thread."""
+        """Start the background thread that writes the scalars."""
         self._thread.start()
 
     def close(self) -> None:
@@ -61,7 +68,10 @@ class PsScalars:
         self._file.close()
 
     def values(self, now: float) -> dict[str, float | None]:
-        """Return the scalars by tag; rates and means cover the time since the last call."""
+        """Return the scalars by tag.
+
+        Rates and means cover the time since the last call of `values`.
+        """
         before = self._before
         reading = self._before = self._read(now)
         pushes = reading.pushes - before.pushes
@@ -79,7 +89,8 @@ class PsScalars:
 
     def _read(self, now: float) -> _Reading:
         core = self._core
-        delays = dict(core.counters.staleness)  # copy: the writer thread changes it
+        # copy the counts of delays, because the writer thread changes them
+        delays = dict(core.counters.staleness)
         weighted = sum(delay * pushes for delay, pushes in delays.items())
         received = self._received()
         counters = received.total() if received is not None else None
@@ -97,7 +108,7 @@ class PsScalars:
 def _of_datagrams(
     before: ReassemblyCounters | None, now: ReassemblyCounters | None
 ) -> dict[str, float | None]:
-    """Return means over the pushes since `before`, and the total number of lost datagrams."""
+    """Return datagram means over the pushes since `before`, and the number of lost datagrams."""
     if before is None or now is None:
         return {}
     new = now.minus(before)
@@ -110,5 +121,5 @@ def _of_datagrams(
 
 
 def _of_privacy(found: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the accountant's epsilon; {} if the method has no privacy bound."""
+    """Return the privacy accountant's epsilon; {} if the method has no privacy bound."""
     return {"privacy/epsilon": block["epsilon"]} if (block := found.get(BLOCK)) else {}

@@ -1,9 +1,9 @@
 """Bounds of the numbers that a worker's message may claim, checked while the message is decoded.
 
-Workers count and measure for themselves, and a shard cannot repeat the count. A shard rejects a
-number that no worker of this run can have reached, before the core receives it, with a message
-that names the field, its value and the bound. A false number within the bounds affects only the
-worker that claims it, and how soon a run with --epochs ends.
+Workers count their own steps and examples, and a PS shard cannot repeat the count. A shard rejects
+a number that no worker of the run can have reached. The error names the field, its value and the
+bound. A false number within the bounds affects only the worker that claims the number, and how soon
+a run with --epochs ends.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ from thinwire.ops.offer import LARGEST_SCALE, MOST_BATCHES, SMALLEST_SCALE
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 
-#: Upper bound of steps, versions and all other counts of a worker. 2**53 is exact in every number
-#: format that the messages use, and a worker that takes over a worker number can continue the count
-#: from any value up to 2**53 without reaching 2**64.
+#: Upper bound of every count that a worker sends, for example steps and versions. 2**53 is exact in
+#: every number format of the messages. A process that takes over a worker's id can continue the
+#: count from any value up to 2**53 without reaching 2**64.
 MOST_COUNTED = 1 << 53
 #: Upper bound of any duration that a worker measured, in seconds.
 MOST_SECONDS = 1e6
-#: Upper bound of a learning rate that a script set.
+#: Upper bound of a learning rate that a training script sets.
 _LARGEST_RATE = 1e6
-#: Upper bound of a mini-batch, in examples, if the size of the training set is not known: more than
-#: a device can hold.
+#: Upper bound of a mini-batch, in examples, if the size of the training set is not known. No device
+#: can hold a larger mini-batch.
 _LARGEST_BATCH = 1 << 24
-#: Upper bound of the local steps of a round that has no limit (--pacer=esync): half an hour of
-#: steps of 0.1 ms.
+#: Upper bound of the local steps in one round if the pacer sets no limit (--pacer=esync). The bound
+#: is half an hour of local steps that take 0.1 ms each.
 _MOST_LOCAL_STEPS = 1 << 24
-#: A worker gives up after it has skipped this many consecutive mini-batches that were not finite.
+#: Number of consecutive mini-batches with a loss or gradient that is not finite, after which a
+#: worker gives up.
 _MOST_LEFT_OUT = 100
-#: Upper bound of the examples of one push, in addition to the bounds from steps and batch size.
+#: Upper bound of the examples of one push. The product of local steps and batch size is a second
+#: bound.
 _MOST_SAMPLES = (1 << 31) - 1
 _OF_PACER = " (of a round, by --pacer, --local_steps and --max_local_steps)"
 
@@ -42,42 +44,44 @@ class ClaimBounds:
     """The largest numbers that a correct worker of a run can claim.
 
     ======================= =====================================================================
-    step                    1 to 2**53. Steps need not be consecutive: each rejected update uses up
-                            a number, and after a PS restored a snapshot, its workers are ahead of
-                            the PS.
-    base_version            0 to 2**53. It may be ahead of the shard if a crash has undone updates;
-                            the shard then rejects the push.
+    step                    1 to 2**53. Step numbers need not be consecutive: each rejected update
+                            uses up a step number, and after a PS restored a snapshot, the workers'
+                            step numbers are ahead of the PS.
+    base_version            0 to 2**53. base_version may exceed the shard's version if a crash has
+                            undone updates; the shard then rejects the push.
     lag                     0 without --overlap. With --overlap, up to base_version: no update was
-                            computed before version 0, and the number of other workers' updates
-                            between two updates of a slow worker has no smaller bound.
+                            computed before version 0, and any number of updates may be applied
+                            between two updates of a slow worker.
     local_steps             1 to the pacer's longest round: 1, --local_steps, or --max_local_steps;
                             2**24 if the pacer has no limit.
     samples                 For each local step at least one example and at most the largest batch:
-                            the size of the training set, if --epochs makes it known, else 2**24.
-                            Never above 2**31 - 1. 0 in a round of one step for which the worker
-                            had no row left.
-    learning_rate           Finite and not negative; at most 1e6 if the optimizer steps with it.
+                            the size of the training set, if --epochs makes that size known, else
+                            2**24. Never above 2**31 - 1. 0 if the round has one local step and the
+                            worker has no training example left for the step.
+    learning_rate           Finite and not negative; at most 1e6 if the optimizer steps with this
+                            rate.
     batch_parts             Parts of the script's batches; nb_workers parts are one batch. At most
-                            two batches for each local step (at the end of an epoch with a
-                            remainder), and for each of up to 100 skipped mini-batches before.
-    loss_scale              0 without a LossScaleOptimizer; finite and above 0 with one.
-    overflow                Only with a loss scale, and then without blocks.
-    changes                 None if workers sum among themselves, or updates are measured.
+                            two batches (at the end of an epoch with a remainder) for each local
+                            step and for each of up to 100 mini-batches skipped before the step.
+    loss_scale              0 if the script has no LossScaleOptimizer, else finite and above 0.
+    overflow                True only if the script scales its loss; the push then has no blocks.
+    changes                 Absent if workers sum among themselves, or if a guard measures updates.
     ..._seconds             0 to 1e6; not NaN.
     ======================= =====================================================================
 
-    A push that only copies the model has no steps and no samples. A push of a round without an
-    example has no steps, no samples and no blocks. `PushDecoder` reports a loss that is not finite
-    as `NonFinite`, not as a false claim. The defaults are wide enough for all methods. Journals are
-    read with the defaults, because a journal's events were checked when they arrived.
+    A push that only copies the model has no steps and no samples. A push of a round in which the
+    worker had no examples has no steps, no samples and no blocks. `PushDecoder` reports a loss that
+    is not finite as `NonFinite`, not as a false claim. The default bounds are wide enough for all
+    methods. Journals are read with the default bounds, because a shard has checked a journal's
+    events when they arrived.
 
     Attributes:
-        most_local_steps: Largest number of local steps of one push.
+        most_local_steps: Largest number of local steps that one push may cover.
         largest_batch: Largest number of examples of one local step.
         lags: True if a push may be computed at an older version than the worker holds (--overlap).
-        scales_loss: True if a script has a LossScaleOptimizer.
-        takes_changes: True if a script may change weights outside its optimizer.
-        nb_workers: Number of parts that make one batch of the script.
+        scales_loss: True if a training script of the run has a LossScaleOptimizer.
+        takes_changes: True if a training script may change weights outside its optimizer.
+        nb_workers: Number of workers, which is the number of parts of one batch of the script.
     """
 
     most_local_steps: int = _MOST_SAMPLES
@@ -95,13 +99,13 @@ class ClaimBounds:
         measures: bool = False,
         nb_workers: int = 1,
     ) -> ClaimBounds:
-        """Return the bounds of a run.
+        """Return the bounds of the numbers that the workers of a run may claim.
 
         Args:
-            method: Method of the run.
+            method: Training method of the run.
             num_train: Number of examples in the training set; None if it is not known.
-            scales_loss: True if a script has a LossScaleOptimizer.
-            measures: True if the run's guards compare the norms of updates.
+            scales_loss: True if a training script of the run has a LossScaleOptimizer.
+            measures: True if the run's guards compare the norms of updates with a limit.
             nb_workers: Number of workers in the run.
         """
         most_local_steps = method.pacer.longest_round or _MOST_LOCAL_STEPS
@@ -112,10 +116,10 @@ class ClaimBounds:
         )
 
     def check_push(self, push: pb.Push) -> None:
-        """Check all numbers of a push.
+        """Check all numbers that a push claims.
 
         Raises:
-            Malformed: A number is out of its bounds.
+            Malformed: A number of the push is out of its bounds.
         """
         _check("step", push.step, 1, MOST_COUNTED)
         _check("base_version", push.base_version, 0, MOST_COUNTED)
@@ -151,7 +155,6 @@ class ClaimBounds:
         _check("samples", push.samples, least, most, f" ({reason} for each local step)")
 
     def _check_parts(self, push: pb.Push) -> None:
-        """Check the parts of the script's batches that a push covers."""
         num_batches = max(1, push.local_steps) + _MOST_LEFT_OUT
         most = min(_MOST_SAMPLES, MOST_BATCHES * self.nb_workers * num_batches)
         _check("batch_parts", push.batch_parts, 0, most, " (two batches per mini-batch)")
@@ -166,10 +169,10 @@ class ClaimBounds:
             raise Malformed(f"step {push.step}: an overflow with an update; expected no blocks")
 
     def check_query(self, query: pb.Query) -> None:
-        """Check all numbers of a query.
+        """Check all numbers that a query (a worker's report to the pacer) claims.
 
         Raises:
-            Malformed: A number is out of its bounds.
+            Malformed: A number of the query is out of its bounds.
         """
         _check("step", query.step, 0, MOST_COUNTED)
         _check("local_steps", query.local_steps, 0, self.most_local_steps, _OF_PACER)
@@ -177,16 +180,16 @@ class ClaimBounds:
             _check(name, getattr(query, name), 0, MOST_SECONDS)
 
     def check_pull(self, pull: pb.Pull) -> None:
-        """Check the version that a worker claims to hold.
+        """Check the version of the weights that a worker claims to hold.
 
         Raises:
-            Malformed: The version is out of its bounds.
+            Malformed: The claimed version is out of its bounds.
         """
         _check("base_version", pull.base_version, 0, MOST_COUNTED)
 
 
 def _check(name: str, value: float, least: float, most: float, why: str = "") -> None:
-    if not least <= value <= most:  # NaN fails this comparison too
+    if not least <= value <= most:  # the comparison also rejects a NaN
         raise Malformed(
             f"{name} {value}: expected {least} to {most}{why}. Install the same Thinwire on all "
             "nodes, and give them the same flags."

@@ -1,4 +1,4 @@
-"""Membership epochs as wire messages, which shard 0 sends to the following shards."""
+"""Codes membership epochs as wire messages, which shard 0 sends to all other shards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from thinwire.ps.core import events
 
 
 def encode_epoch(epoch: events.MembershipEpoch, groups: Groups) -> pb.Membership:
-    """Return the message for an epoch; `groups` are the groups in force."""
+    """Return the wire message of a membership epoch; `groups` are the worker groups in force."""
     named, formed = epoch.incarnations or [0] * len(epoch.live), epoch.formed
     incarnations = dict(zip(epoch.live, named, strict=True))
     return pb.Membership(
@@ -32,14 +32,14 @@ def encode_epoch(epoch: events.MembershipEpoch, groups: Groups) -> pb.Membership
 
 
 def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
-    """Return the epoch of a message.
+    """Return the membership epoch that a wire message describes.
 
     Raises:
-        Malformed: A group, a draw or a set of joiners lists more or fewer steps (or incarnations)
-            than workers.
+        Malformed: A group, a draw of workers or a set of joining workers lists more or fewer steps
+            (or incarnations) than workers.
     """
     incarnations: dict[int, int] = {}
-    for group in message.groups:  # 0 stands for an incarnation that shard 0 does not send
+    for group in message.groups:  # incarnation 0: shard 0 does not send the incarnation
         listed = group.incarnations or [0] * len(group.workers)
         if len(listed) != len(group.workers):
             raise Malformed(
@@ -89,10 +89,10 @@ def _formed_of(message: pb.Membership) -> events.GroupAssignment | None:
 
 
 def _group_of(group: tuple[int, ...], formed: events.GroupAssignment) -> pb.Group:
-    """Return the message of a formed group.
+    """Return the wire message of one formed group of workers.
 
-    The message carries each worker's step plus one. 0 stands for a worker without a step, because
-    a live worker may not have pushed yet.
+    The message carries each worker's last step plus one, and 0 for a live worker that has not
+    pushed yet.
     """
     steps = [formed.after[worker] + 1 if worker in formed.after else 0 for worker in group]
     return pb.Group(workers=group, steps=steps)

@@ -1,4 +1,4 @@
-"""Decodes a Push message into a checked update in shard coordinates."""
+"""Decodes a worker's Push message into a checked update in the coordinates of the PS shard."""
 
 from __future__ import annotations
 
@@ -32,20 +32,22 @@ _KINDS = {
 
 
 class NonFinite(Exception):
-    """A push or its loss holds NaN or infinity."""
+    """A worker's push or its loss holds NaN or infinity."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodedPush:
-    """The contents of one Push message, checked except for finiteness.
+    """The decoded contents of one Push message, checked except that values may be NaN or infinite.
 
     Attributes:
-        blocks: Decoded blocks of the update, in shard coordinates.
-        aux: [n] float32 values that shard 0 averages over workers, or None.
-        num_bytes: Coded bytes of the blocks, with their payload.
-        plain: View of the payload as an update, if it is the whole shard as float32; else None.
-        change: Change that the script made to the weights outside its optimizer, or None.
-        coded: Coded blocks as received, if the decoder keeps them; else ().
+        blocks: Decoded blocks of the update, in the shard's coordinates.
+        aux: [n] float32 values that shard 0 averages over workers; None if the push has none.
+        num_bytes: Size of the coded blocks with their payload, in bytes.
+        plain: View of the payload as an update, if the payload is the whole shard as float32; else
+            None.
+        change: Change that the script made to the weights outside its optimizer; None if the script
+            made no change.
+        coded: Coded blocks as received, if the decoder keeps coded blocks; else ().
     """
 
     blocks: list[Block]
@@ -57,12 +59,13 @@ class DecodedPush:
 
 
 class PushDecoder:
-    """Decodes pushes for one shard.
+    """Decodes the pushes of workers for one PS shard.
 
     Attributes:
-        keeps_coded: True if an event keeps the message that it was decoded from (for the journal).
-        spares_updates: True if merging may overwrite a dense update: no journal keeps events or
-            their messages.
+        keeps_coded: True if a push event keeps the message that it was decoded from, because the
+            journal writes that message.
+        spares_updates: True if merging may overwrite a dense update, because no journal keeps
+            push events or their messages.
         aux_count: Number of averaged values (`aux`) that each push must carry.
     """
 
@@ -76,17 +79,19 @@ class PushDecoder:
         groups: Sequence[Collection[int]] | None = (),
         keeps_blocks: bool = False,
     ) -> None:
-        """Store the properties that every push must fit.
+        """Store the properties of the shard and the run that every push must fit.
 
         Args:
-            layout: Layout of the shard.
-            kind: Kind of the run's updates.
-            kernels: Array operations.
+            layout: Layout of the shard: the slices of the model that the shard holds.
+            kind: Kind of the run's updates: gradients, weight deltas, or whole weights.
+            kernels: Implementation of the array operations.
             aux_count: Number of averaged values (`aux`) that each push must carry.
-            bounds: Bounds of the numbers that workers may claim; None: the bounds of any run.
-            groups: For each optimizer of the script, the slices that it steps; empty: one optimizer
-                steps all slices; None: not known, so that no group is checked.
-            keeps_blocks: True if events keep the coded blocks of updates, for relaying.
+            bounds: Bounds of the numbers that workers may claim; None: bounds that fit every run.
+            groups: For each optimizer of the script, the numbers of the slices that it steps.
+                Empty: one optimizer steps all slices. None: the slices of the optimizers are not
+                known and not checked.
+            keeps_blocks: True if push events keep the coded blocks of updates, so that the shard
+                can relay the blocks to other workers.
         """
         self.keeps_coded = self.spares_updates = False
         self._groups = None if groups is None else [frozenset(slots) for slots in groups]
@@ -100,15 +105,15 @@ class PushDecoder:
         """Check and decode one push.
 
         Raises:
-            Malformed: The push is wrong in any way except for finiteness.
-            NonFinite: A value or the loss is NaN or infinite.
+            Malformed: The push does not fit the run, the shard or the bounds of its numbers.
+            NonFinite: A value of the push, or its loss, is NaN or infinite.
         """
         if push.more or push.HasField("manifest"):
             raise Malformed(f"step {push.step}: a part of an update; this run expects whole ones")
         contents = self.read(push, payload)
         coded = None
         if self.keeps_coded:
-            push.ClearField("payload")  # `coded` holds the payload separately
+            push.ClearField("payload")  # the tuple `coded` holds the payload separately
             coded = push, (payload,)
         return self.whole_event(worker, push, contents, contents.num_bytes, coded)
 
@@ -120,17 +125,17 @@ class PushDecoder:
         num_bytes: int,
         coded: tuple[Any, Sequence[Any]] | None = None,
     ) -> events.Push:
-        """Return the event of a push that arrived in one message.
+        """Return the core's event for a push that arrived in one message.
 
         Args:
-            worker: Number of the worker.
-            push: Message of the push.
+            worker: Id of the worker that pushes.
+            push: Push message of the worker.
             contents: Contents that `read` returned for the message.
-            num_bytes: Coded bytes of the push's blocks.
-            coded: Message and payload, if the event is to keep them; else None.
+            num_bytes: Size of the push's coded blocks, in bytes.
+            coded: Push message and payload, if the event is to keep the received bytes; else None.
 
         Raises:
-            NonFinite: A value or the loss is NaN or infinite.
+            NonFinite: A value of the push, or its loss, is NaN or infinite.
         """
         update = contents.plain or self.flatten(contents.blocks)
         keeps = self._keeps_blocks and contents.plain is None
@@ -139,11 +144,11 @@ class PushDecoder:
         return self.event(worker, push, update, *arguments)
 
     def read(self, push: pb.Push, payload: memoryview, parts: bool = False) -> DecodedPush:
-        """Check and decode one message; do not check that its values are finite.
+        """Check and decode one Push message; do not check that its values are finite.
 
         Args:
-            push: Message of the push.
-            payload: Payload that arrived with the message.
+            push: Push message of a worker.
+            payload: Payload bytes that arrived with the message.
             parts: True if the message may hold only a part of an update.
 
         Raises:
@@ -162,18 +167,19 @@ class PushDecoder:
         blocks = messages.blocks_from_message(push.blocks, payload, self._sizes, parts)
         plain = None
         if self._is_plain(push.blocks):
-            values = np.frombuffer(payload, "<f4")  # a view of the payload
+            values = np.frombuffer(payload, "<f4")  # `values` is a view of the payload, not a copy
             is_spare = self.spares_updates and values.flags.writeable
             plain = (SpareUpdate if is_spare else Update)(None, values)
-        keeps = self._keeps_blocks and plain is None  # whole shards are not relayed
+        # An update that is the whole shard is not relayed to other workers.
+        keeps = self._keeps_blocks and plain is None
         coded = messages.coded_blocks(push.blocks, payload) if keeps else ()
         return DecodedPush(blocks, aux, len(payload), plain, change, coded)
 
     def _carve_change(self, push: pb.Push, payload: memoryview) -> tuple[memoryview, Update | None]:
-        """Split the script's changes of weights off a payload's end.
+        """Split the script's changes of the weights off the end of a push's payload.
 
         Raises:
-            Malformed: The changes do not fit the shard, or the push has more messages.
+            Malformed: The changes do not fit the shard, or this is not the push's last message.
         """
         if not push.changes and not push.change_bytes:
             return payload, None
@@ -198,10 +204,10 @@ class PushDecoder:
         blocks: tuple[WireBlock, ...] | None = None,
         coded: tuple[Any, Sequence[Any]] | None = None,
     ) -> events.Push:
-        """Return a whole update as an event; each argument sets the event's field of that name.
+        """Return a whole update as a Push event; each argument sets the event's field of that name.
 
         Raises:
-            NonFinite: A value or the loss is NaN or infinite.
+            NonFinite: A value of the update, or its loss, is NaN or infinite.
         """
         largest = 0.0
         for values, what in (
@@ -260,7 +266,7 @@ class PushDecoder:
                 )
 
     def _is_plain(self, described: Sequence[pb.Block]) -> bool:
-        """Return whether the payload of these valid blocks is the whole shard as float32."""
+        """Return whether the payload of valid blocks is the whole shard, uncoded, as float32."""
         return len(described) == len(self._sizes) and all(
             block.coding == pb.INDEX_CODING_DENSE
             and block.value_dtype == pb.VALUE_DTYPE_FLOAT32
@@ -269,7 +275,7 @@ class PushDecoder:
         )
 
     def flatten(self, blocks: Sequence[Block]) -> Update:
-        """Join blocks in shard coordinates, as a dense update where that is cheaper."""
+        """Join decoded blocks into one update: dense if that is cheaper than sparse."""
         return flatten(blocks, self._layout, self._kernels)
 
 

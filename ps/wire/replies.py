@@ -1,4 +1,4 @@
-"""Codes a Reply of the core as wire frames; equal updates are coded once."""
+"""Codes replies of a PS shard's core as frames; replies with the same update share its coding."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from thinwire.ps.core import events
 
 
 class SharedBlocks:
-    """The blocks of one update for several clients.
+    """The coded blocks of one update, which a PS shard sends to several workers.
 
-    The first sending thread that needs the blocks codes them; the other threads reuse the result.
+    The first sending thread that needs the coded blocks codes them. The threads that send the same
+    update to other workers reuse the result.
     """
 
     def __init__(self, update: Update | tuple[Block, ...], layout: ShardLayout) -> None:
-        """Store the update; `write` codes it."""
+        """Store the update without coding; the first `write` codes the update."""
         self._update, self._layout = update, layout
         self._lock = threading.Lock()
         self._coded: list[WireBlock] | None = None
 
     def write(self, message: pb.Reply, chooser: IndexChooser) -> list[Piece]:
-        """Describe the blocks in a message; code them on the first call; return the payload."""
+        """Add the update's blocks to a Reply message; return the payload pieces of the blocks."""
         with self._lock:
             if self._coded is None:
                 blocks = blocks_of_reply(self._update, self._layout)
@@ -38,27 +39,27 @@ class SharedBlocks:
 
 
 class WholeShard:
-    """All weights of the shard as a frozen array, for one client; sent without coding."""
+    """All weights of the shard as a frozen array, sent to one worker without coding."""
 
     def __init__(self, weights: FrozenArray, layout: ShardLayout) -> None:
-        """Store `weights`, which only this object reads."""
+        """Store the array `weights`, which no other object reads."""
         self._weights, self._layout = weights, layout
 
     def write(self, message: pb.Reply, chooser: IndexChooser) -> list[Piece]:
-        """Describe the slices in a message; return its payload."""
+        """Add the shard's slices to a Reply message; return the weights as its payload."""
         messages.dense_to_message([piece.size for piece in self._layout.slices], message.blocks)
         return [self._weights]
 
 
 class PassedOn:
-    """Relayed rounds for one client, with the updates as the shard received them."""
+    """Rounds relayed to one worker: coded updates of other workers, as the shard received them."""
 
     def __init__(self, rounds: RelayedRounds) -> None:
-        """Store the rounds."""
+        """Store the rounds whose updates the shard relays."""
         self._rounds = rounds
 
     def write(self, message: pb.Reply, chooser: IndexChooser) -> list[Piece]:
-        """Describe the rounds in a message; return its payload."""
+        """Add the relayed rounds to a Reply message; return the message's payload pieces."""
         return [*messages.rounds_to_message(self._rounds, message, chooser)]
 
 
@@ -70,12 +71,13 @@ def coded_update(
     layout: ShardLayout,
     shared: dict[int, SharedBlocks],
 ) -> CodedUpdate:
-    """Return the writer of a reply's update.
+    """Return the object that writes a reply's update into the wire message.
 
     Args:
-        update: Update of the reply.
-        layout: Layout of the shard.
-        shared: `id` of an update -> its writer, so that replies with the same update share one.
+        update: Update that the reply carries.
+        layout: Layout of the shard: the slices of the model that the shard holds.
+        shared: `id` of an update -> writer of that update. Replies with the same update share one
+            writer.
     """
     if isinstance(update, RelayedRounds):
         return PassedOn(update)
@@ -83,7 +85,7 @@ def coded_update(
 
 
 def blocks_of_reply(update: Update | tuple[Block, ...], layout: ShardLayout) -> list[Block]:
-    """Return the blocks of a reply, in order."""
+    """Return the blocks of a reply's update, in order of the shard's slices."""
     return list(update) if isinstance(update, tuple) else blocks_of(update, layout)
 
 
@@ -96,17 +98,18 @@ def reply_frames(
     chunk_bytes: int | Callable[[], int],
     reception: pb.DatagramOutcome | None = None,
 ) -> Iterable[Frame]:
-    """Return the frames of one reply (in a sending thread).
+    """Return the wire frames of one reply to a worker. A sending thread calls this function.
 
     Args:
-        reply: Action of the core.
-        generation: Generation of the shard.
+        reply: Reply that the core returned as an action.
+        generation: Generation of the shard (number of its restarts).
         members: Workers that sum together in the next round, if workers sum among themselves; else
             empty.
-        update: Writer of the reply's update.
-        chooser: Chooser of index codings for the client's stream.
-        chunk_bytes: Largest frame for the client's link, in bytes, or a function that returns it.
-        reception: Outcome of the push's datagrams; None if the push had no datagrams.
+        update: Object that writes the reply's update.
+        chooser: Object that chooses the coding of indices for the worker's stream.
+        chunk_bytes: Size of the largest frame for the worker's link, in bytes, or a function that
+            returns this size.
+        reception: Counts of the push's datagrams that arrived; None if the push had no datagrams.
     """
     message = pb.ToClient()
     body = message.reply

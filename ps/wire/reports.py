@@ -1,8 +1,8 @@
-"""Checks and reads the reports of other nodes, which are untrusted input.
+"""Checks and reads the status reports that workers and other shards send, as untrusted input.
 
 `check_worker` and `check_shard` reject an ill-formed report when it arrives. The functions that
-read a report still return an empty result for an ill-formed document: a checkpoint of an earlier
-version may hold one.
+read a report still return an empty result for an ill-formed report, because a checkpoint of an
+earlier version of Thinwire may hold an ill-formed report.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from thinwire.ps.wire.claims import MOST_COUNTED
 from thinwire.runtime.persistence.documents import check_plain, is_name, parse_json
 from thinwire.runtime.telemetry import run_status
 
-#: Fields of a worker's line in the status that the worker counts; the shard counts all others.
+#: Fields of a worker's line in the run's status that the worker counts. The shard counts all other
+#: fields of the line.
 _OWN_FIELDS = (
     "bytes_up",
     "compute_seconds",
@@ -30,15 +31,15 @@ _OWN_FIELDS = (
 )
 
 
-#: Largest number of digits of a worker's number in a report.
+#: Largest number of digits of a worker's id in a report.
 _LONGEST_NUMBER = 18
 
 
 def check_worker(text: str) -> None:
-    """Reject a report that no correct worker sends.
+    """Reject a status report that no correct worker sends.
 
     Raises:
-        Malformed: The report is ill-formed; the message names the field, the value, and the bounds.
+        Malformed: The report is ill-formed; the error names the field, its value and the bounds.
     """
     try:
         report = run_status.WorkerMetrics.from_json(text)
@@ -52,10 +53,10 @@ def check_worker(text: str) -> None:
 
 
 def check_shard(text: str) -> None:
-    """Reject a report that no correct following shard sends.
+    """Reject a status report that no correct following shard (a shard other than 0) sends.
 
     Raises:
-        Malformed: The report is ill-formed; the message names the field, the value, and the bounds.
+        Malformed: The report is ill-formed; the error names the field, its value and the bounds.
     """
     try:
         document = parse_json(text)
@@ -69,7 +70,7 @@ def check_shard(text: str) -> None:
 
 
 def _check_counts(value: Any, where: str) -> None:
-    """Reject an integer outside 0..`MOST_COUNTED` anywhere in a document."""
+    """Reject an integer outside 0..`MOST_COUNTED` anywhere in a report's JSON document."""
     if isinstance(value, dict):
         for key, item in value.items():
             _check_counts(item, f"{where}.{key}")
@@ -81,7 +82,7 @@ def _check_counts(value: Any, where: str) -> None:
 
 
 def own_counters(text: str) -> dict[str, Any]:
-    """Return the figures that a worker counted; {} for an ill-formed or impossible report."""
+    """Return the figures of a worker's report; {} if the report is ill-formed or out of bounds."""
     try:
         report = run_status.WorkerMetrics.from_json(text)
     except ValueError:
@@ -92,7 +93,7 @@ def own_counters(text: str) -> dict[str, Any]:
 
 
 def sent(text: str) -> SentCounts | None:
-    """Return the counts of sent datagrams in a worker's report; None if it has none."""
+    """Return the counts of sent datagrams in a worker's report; None if the report has none."""
     try:
         return run_status.WorkerMetrics.from_json(text).datagrams
     except ValueError:
@@ -100,7 +101,7 @@ def sent(text: str) -> SentCounts | None:
 
 
 def received(text: str) -> DatagramCounts:
-    """Return the counts of received datagrams in a following shard's report."""
+    """Return the counts of received datagrams in the report of a shard other than shard 0."""
     try:
         return DatagramCounts.from_dict(parse_json(text)["datagrams"])
     except (ValueError, KeyError, TypeError):
@@ -108,7 +109,7 @@ def received(text: str) -> DatagramCounts:
 
 
 def counts(text: str, name: str) -> dict[str, int]:
-    """Return one table of counts from a following shard's report."""
+    """Return the table of counts called `name` from the report of a shard other than shard 0."""
     try:
         return _whole(parse_json(text)[name])
     except (ValueError, KeyError, AttributeError, TypeError):
@@ -116,7 +117,7 @@ def counts(text: str, name: str) -> dict[str, int]:
 
 
 def tables(text: str, name: str) -> dict[str, dict[str, int]]:
-    """Return several tables of counts from a following shard's report, by key."""
+    """Return key -> table of counts, from the entry `name` of a following shard's report."""
     try:
         tables = parse_json(text)[name]
         return {key: _whole(table) for key, table in tables.items() if is_name(key)}
@@ -125,7 +126,7 @@ def tables(text: str, name: str) -> dict[str, dict[str, int]]:
 
 
 def by_worker(text: str, name: str) -> dict[int, int]:
-    """Return a table of counts by worker from a following shard's report."""
+    """Return worker id -> count, from the entry `name` of a following shard's report."""
     return {
         int(worker): count
         for worker, count in counts(text, name).items()
@@ -142,7 +143,7 @@ def _whole(table: dict[str, Any]) -> dict[str, int]:
 
 
 def is_last(text: str) -> bool:
-    """Return whether this is the last report of a following shard."""
+    """Return whether a report is the last report that a following shard sends."""
     try:
         return parse_json(text)["is_last"] is True
     except (ValueError, KeyError, TypeError):

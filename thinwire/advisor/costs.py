@@ -1,7 +1,8 @@
-"""Measured accuracy costs of compositions: the rows of costs.toml, as text.
+"""Measured accuracy costs of compositions of policies: the rows of costs.toml, as text.
 
-A row compares one measured composition with the exact method on the same work. A row is not a
-prediction: with other models, data and rates the cost differs.
+A row compares the metric of one measured composition with the metric of an exact method on the same
+model and data. A row is not a prediction: with other models, data and compression rates the cost
+differs.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ _FILE = pathlib.Path(__file__).with_name("costs.toml")
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredCost:
-    """The measured metric of one composition, next to the metric of the exact method.
+    """The measured metric of one composition, next to the metric of an exact method.
 
     Attributes:
-        flags: Flags of the composition, without --local_steps.
+        flags: Flags that select the composition, without --local_steps.
         metric: Name of the metric, for example "accuracy" or "loss".
-        value: Metric of the composition.
-        reference: Metric of the exact method.
-        against: Name of the exact method.
+        value: Measured metric of the composition.
+        reference: Measured metric of the exact method.
+        against: Name of the exact method, for example "bsp".
         work: Model, data, number of workers and length of the run, as text.
-        source: Page and heading of the measurement, below docs/.
+        source: Page and heading that document the measurement, below docs/.
         local_steps: Value of --local_steps in the measurement; 0: without --local_steps.
     """
 
@@ -41,7 +42,7 @@ class MeasuredCost:
     local_steps: int = 0
 
     def __str__(self) -> str:
-        """Return the cost as text."""
+        """Return the measured accuracy cost as one line of text."""
         worse = self.reference - self.value
         if not is_larger_better(self.metric):
             worse = -worse
@@ -63,9 +64,10 @@ def load() -> list[MeasuredCost]:
 def of(flags: Sequence[str], rows: Iterable[MeasuredCost]) -> MeasuredCost | None:
     """Return the row that fits a composition best; None if no row fits.
 
-    A row fits if the composition has all flags of the row. The row with the most flags is best.
-    Among equal rows, the best row has the composition's number of local steps, else the next
-    larger number, else the largest number.
+    A row fits if the composition has all flags of the row. Among fitting rows, the row with the
+    most flags is best. Among rows with equally many flags, the best row has the composition's
+    number of local steps. Without this row, the row with the next larger number is best, or the row
+    with the largest number.
     """
     steps = next((int(f.partition("=")[2]) for f in flags if f.startswith("--local_steps=")), 0)
     fitting = [row for row in rows if set(row.flags) <= set(flags)]

@@ -1,4 +1,4 @@
-"""Flags that only an Advisor reads."""
+"""Flags that only the Advisor role reads."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ TOPICS = (
         ),
     ),
 )
-#: Names of the flags that a run does not need.
+#: Names of the Advisor's flags, which the proposed run does not need.
 NAMES = tuple(option.name for topic in TOPICS for option in topic.options)
 
 
 @dataclasses.dataclass(frozen=True)
 class AdvisorFlags:
-    """Settings of the Advisor.
+    """Settings of the Advisor, from its flags.
 
     Attributes:
         rate: Sufficient share of the workers' samples per second without exchanges, 0.01 to 1.
-        probe_seconds: Largest training time of each probe, in seconds.
-        pushes: Number of simulated pushes of each worker in a prediction.
+        probe_seconds: Largest training time of each probe (measuring run), in seconds.
+        pushes: Number of pushes of each worker that the simulation of a composition has.
     """
 
     rate: float
@@ -71,8 +71,8 @@ def check(run: Run) -> None:
 
     Raises:
         ConfigurationError: Emulated links or devices are out of range, a launcher's flag has no
-            effect, --advice is set, or --collective is not the PS: the Advisor does not predict
-            all-reduces.
+            effect, --advice is set, or --collective selects an all-reduce, which the Advisor does
+            not predict.
     """
     worker_flags.devices(run.nb_workers)
     launch.check()

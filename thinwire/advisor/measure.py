@@ -1,13 +1,14 @@
 """Measures devices and links by two short real runs (probes) on the nodes of the planned run.
 
 The *dense* run pushes and pulls the whole model. The *sparse* run pushes few entries; most of its
-replies are small, and every few replies carry the whole model. These three kinds of rounds differ
-in their bytes on the uplink and on the downlink, and in their coding time, which this machine
-measures. `worker_link` solves the equations
+replies are small, and every fourth reply carries the whole model. Dense rounds, sparse rounds with
+a small reply and sparse rounds with a whole reply differ in their bytes on the uplink and on the
+downlink, and in their coding time, which is measured on this machine. For each worker,
+`worker_link` solves the equations
 
     t = step + coding + bytes up / rate up + bytes down / rate down + round trip
 
-for the rates and the round trip.
+for the rates of uplink and downlink and the round trip time.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ from thinwire.tools.esync.runs import rounds_by_worker
 
 FLAGS = flags.FLAGS
 _POLL_SECONDS = 0.2
-#: A reply larger than this share of a dense reply is the whole model.
+#: A reply that is larger than this share of a dense reply counts as the whole model.
 _WHOLE = 0.5
 _BITS = 8e-6  # megabits per byte
-_FASTEST_MBPS = 1e6  # a higher rate only shows the clock's resolution, not a link
-#: Topics of flags that a probe sets: the method and the end of the run.
+_FASTEST_MBPS = 1e6  # a higher rate shows the clock's resolution, not the link
+#: Titles of the topics of flags that a probe sets itself: the method and the end of the run.
 _OWN_TOPICS = ("Method", CODEC.title, "When to stop")
-#: Flags of these topics that a probe takes from the planned run.
+#: Names of flags of `_OWN_TOPICS` that a probe nevertheless takes from the planned run.
 _KEPT = ("batch_size", "learning_rate", "bn_sync")
-#: Further flags of the planned run that a probe does not take.
+#: Names of flags outside `_OWN_TOPICS` that a probe does not take from the planned run.
 _OWN = (
     *("type_node", "flagfile", "run_dir", "overwrite", "resume", "advice", "measure", "on_metrics"),
     *("eval_interval_seconds", "eval_interval_updates", *advisor_flags.NAMES),
@@ -58,12 +59,12 @@ _OWN = (
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """One of the two measuring runs.
+    """One of the two short runs that measure devices and links.
 
     Attributes:
-        name: Name of the probe, and of its folder.
-        flags: Flags of the probe's composition.
-        rounds: Number of updates per worker.
+        name: Name of the probe, and of its run directory's folder.
+        flags: Flags that select the probe's composition of policies.
+        rounds: Number of updates of the probe per worker.
     """
 
     name: str
@@ -71,8 +72,9 @@ class Probe:
     rounds: int
 
 
-#: The staleness bounds are small, so that fast workers do not use up the updates and the slowest
-#: worker also finishes enough rounds; they are not 0, so that waits stay short.
+#: Probe that pushes and pulls the whole model. The staleness bounds of the probes are small, so
+#: that fast workers do not use up the updates and the slowest worker also finishes enough rounds.
+#: The bounds are not 0, so that workers wait for each other only shortly.
 DENSE = Probe("dense", ("--method=ssp", "--staleness_bound=2"), 8)
 SPARSE = Probe(
     "sparse",
@@ -85,19 +87,19 @@ SPARSE = Probe(
 
 
 class ProbeFailed(Exception):
-    """A probe ended with an exit code other than 0; the code is the only argument."""
+    """A probe ended with an exit code other than 0. The exit code is the exception's argument."""
 
 
 def play(run: Run, probe: Probe, seconds: float) -> dict[int, list[Round]]:
-    """Run a probe with real processes.
+    """Run a probe with real processes on the nodes of the planned run.
 
     Args:
-        run: The planned run.
-        probe: The probe to run.
+        run: Settings of the planned run.
+        probe: Measuring run to start.
         seconds: Largest training time of the probe, in seconds.
 
     Returns:
-        The finished rounds of every worker, by worker id.
+        Worker id -> the worker's finished rounds (training step and exchange).
 
     Raises:
         ProbeFailed: The probe did not reach its end; the log has the probe's messages.
@@ -118,7 +120,7 @@ def play(run: Run, probe: Probe, seconds: float) -> dict[int, list[Round]]:
 
 
 def command(run: Run, probe: Probe, seconds: float, folder: pathlib.Path) -> list[str]:
-    """Return the command line of a probe."""
+    """Return the command line that starts a probe as a Cluster."""
     elsewhere = FLAGS.hosts_file or FLAGS.launcher not in (None, "local") or FLAGS.ps_hosts
     is_local = not (FLAGS["port"].present or elsewhere)
     return [
@@ -132,7 +134,7 @@ def command(run: Run, probe: Probe, seconds: float, folder: pathlib.Path) -> lis
 
 
 def composition(probe: Probe, folder: pathlib.Path) -> Run:
-    """Return the run of a probe's composition, for the simulation in this process."""
+    """Return the settings of a probe's composition, for the simulation in this process."""
     plain = copy.deepcopy(FLAGS)
     for name in _of_method():
         plain[name].unparse()
@@ -148,9 +150,9 @@ def _of_method() -> set[str]:
 
 
 def _wait_for(arguments: list[str]) -> int:
-    """Run a command to its end; return its exit code, or EXIT_INTERRUPTED after a signal.
+    """Run a command to its end; return its exit code, or EXIT_INTERRUPTED if a signal arrived.
 
-    A signal to this process interrupts the command.
+    If this process receives an end signal, it sends SIGINT to the command.
     """
     interrupted = threading.Event()
 
@@ -170,7 +172,7 @@ def _wait_for(arguments: list[str]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class CodingCosts:
-    """Time for coding, decoding and applying in one exchange of each probe, in seconds.
+    """Time on this machine to encode, decode and apply in one exchange of each probe.
 
     Attributes:
         dense: Coding time of an exchange of the dense run, in seconds.
@@ -183,12 +185,13 @@ class CodingCosts:
 
 @dataclasses.dataclass(frozen=True)
 class _RoundMedians:
-    """Medians over the rounds of one kind, for example rounds that reply with the whole model.
+    """Medians over one worker's rounds of one kind, for example rounds with a dense reply.
 
     Attributes:
-        exchange_seconds: Time of a round without its step and the wait for other workers.
-        bytes_up: Bytes that the worker sends.
-        bytes_down: Bytes that the worker receives.
+        exchange_seconds: Time of a round without its training step and without the wait for other
+            workers, in seconds.
+        bytes_up: Bytes that the worker sends in a round.
+        bytes_down: Bytes that the worker receives in a round.
     """
 
     exchange_seconds: float
@@ -205,10 +208,11 @@ def worker_link(
         worker: Id of the worker.
         dense: The worker's rounds in the dense run.
         sparse: The worker's rounds in the sparse run.
-        coding: Coding times of an exchange of each run.
+        coding: Coding times of one exchange of the dense and of the sparse run.
 
     Raises:
-        ConfigurationError: The worker finished no round of one of the three kinds.
+        ConfigurationError: The worker finished no dense round, no sparse round with a small reply,
+            or no sparse round with a whole reply.
     """
     dense, sparse = _warm(dense), _warm(sparse)
     size = max((record.bytes_received for record in dense), default=0)
@@ -222,9 +226,9 @@ def worker_link(
     both_seconds = (both.exchange_seconds - coding.dense) - (
         little.exchange_seconds - coding.sparse
     )
-    # A dense round takes `both_seconds` more than a sparse round, and its additional download takes
-    # down_seconds * share. By noise the download can seem longer than both directions together;
-    # the limit keeps the uplink's time from becoming negative.
+    # A dense round takes `both_seconds` more than a sparse round with a small reply, and the dense
+    # round's additional download takes down_seconds * share. By noise the download can seem longer
+    # than uplink and downlink together; the limit keeps the uplink's time from becoming negative.
     share = (both.bytes_down - little.bytes_down) / more_down
     down_seconds = min(down_seconds, max(0.0, both_seconds) / share)
     up_seconds = max(0.0, both_seconds - down_seconds * share)
@@ -242,7 +246,7 @@ def worker_link(
 
 
 def _warm(rounds: Sequence[Round]) -> list[Round]:
-    """Drop the first round of each incarnation, in which TCP windows open and code compiles."""
+    """Drop the first round of each worker process, in which TCP windows open and code compiles."""
     return [record for record in rounds if record.num_iters > 1]
 
 
@@ -272,7 +276,7 @@ def _exchange_seconds(each: Round) -> float:
 
 
 def _mbps(num_bytes: float, seconds: float) -> float:
-    """Return a rate in Mbit/s; 0 (no limit) if the time is too short to measure a rate."""
+    """Return a link's rate in Mbit/s; 0 (no limit) if the time is too short to measure a rate."""
     slow_enough = seconds > 0 and _BITS * num_bytes / seconds < _FASTEST_MBPS
     return _BITS * num_bytes / seconds if slow_enough else 0.0
 

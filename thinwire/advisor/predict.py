@@ -1,10 +1,10 @@
 """Predicts the speed of compositions of policies on measured links, and proposes a composition.
 
-`Predictor` simulates the cores of a run on a virtual clock. The gradients are a few real gradients
-of the model's first steps, used repeatedly. Coding, decoding and applying are real, and their time
-on this machine is measured. `CANDIDATES` are the compositions that an Advisor predicts. `trials`
-returns the candidates that fit the given flags. `propose` chooses a candidate, and `describe`
-returns the advice as text.
+`Predictor` simulates the PS and workers of a run on a virtual clock. The gradients are a few real
+gradients of the model's first steps, used repeatedly. Coding, decoding and applying of updates are
+real, and their time on this machine is measured. `CANDIDATES` are the compositions that an Advisor
+predicts. `trials` returns the candidates that do not contradict the user's flags. `propose` chooses
+a candidate, and `describe` returns the advice as text.
 """
 
 from __future__ import annotations
@@ -51,25 +51,27 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32, ModelSpec
 
 FLAGS = flags.FLAGS
-#: Number of different gradients in a pool; few, because a large model's gradients need memory.
+#: Number of different gradients in a `GradientPool`; few, because a large model's gradients need
+#: memory.
 _NUM_GRADIENTS = 8
-#: Number of pushes of each worker from which the coding time is measured.
+#: Least number of pushes of each worker in the simulation that measures the coding time.
 _PUSHES_TO_TIME = 6
 #: Longest wall-clock time for the prediction of one composition, in seconds.
 _PATIENCE_SECONDS = 60.0
 _UNLIMITED = ShardSpeed(0.0, 0.0)
-#: If no composition is fast enough: largest relative gap to the fastest composition at which a
-#: more exact composition is preferred.
+#: If no composition is fast enough, the Advisor prefers a more exact composition to the fastest
+#: composition if it is slower by at most this fraction.
 _ALIKE = 0.1
 
 
 class GradientPool:
-    """Returns stored gradients of the first training steps, with the interface of a Trainer.
+    """Stands in for a `Trainer`: returns stored gradients of the first training steps in a cycle.
 
     Attributes:
         spec: Specification of the shared model.
-        weights: [num_parameters] float32 weights at the start.
-        statistics: [m] float32 moving statistics at the start; m = 0 if they are not averaged.
+        weights: [num_parameters] float32 weights before the first step.
+        statistics: [m] float32 moving statistics (of batch normalization) before the first step; m
+            = 0 if the run does not average them.
     """
 
     def __init__(
@@ -80,13 +82,14 @@ class GradientPool:
         gradients: Sequence[Float32],
         samples: int,
     ) -> None:
-        """Store the gradients.
+        """Store the gradients that `step` returns.
 
         Args:
             spec: Specification of the shared model.
-            weights: [num_parameters] float32 weights at the start.
-            statistics: [m] float32 moving statistics at the start.
-            gradients: At least one gradient, each [num_parameters] float32.
+            weights: [num_parameters] float32 weights before the first step.
+            statistics: [m] float32 moving statistics before the first step.
+            gradients: At least
+                one gradient, each [num_parameters] float32.
             samples: Number of samples in a mini-batch.
         """
         self.spec, self.weights, self.statistics = spec, weights, statistics
@@ -107,13 +110,13 @@ class GradientPool:
         return cls(trainer.spec, trainer.weights, trainer.statistics, gradients, run.batch_size)
 
     def local_of(self, number: int) -> State:
-        """Return the empty state: a pool needs no state of a worker."""
+        """Return an empty state: a pool of gradients needs no state of a worker."""
         return {}
 
     def step(
         self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
     ) -> Step:
-        """Return a copy of the next stored gradient, in a cycle."""
+        """Return a training step with a copy of the next stored gradient."""
         gradient = self._gradients[self._number % len(self._gradients)].copy()
         self._number += 1
         return Step(gradient, 1.0, self._samples, statistics, local)
@@ -121,17 +124,17 @@ class GradientPool:
 
 @dataclasses.dataclass(frozen=True)
 class ProgressPoint:
-    """Totals of a simulated run at one moment.
+    """Totals of a simulated run at one moment of its virtual time.
 
     Attributes:
-        seconds: Virtual time since the start, in seconds.
-        core_seconds: Processor time of this process, in seconds.
-        updates: Number of applied updates.
+        seconds: Virtual time since the start of the run, in seconds.
+        core_seconds: CPU time that this process has used, in seconds.
+        updates: Number of updates that the PS has applied.
         pushes: Number of pushes of all workers.
         replies: Number of replies to all workers.
-        samples: Number of consumed samples.
+        samples: Number of training samples that all workers have consumed.
         bytes_up: Bytes that all workers have sent.
-        bytes_down: Bytes that all shards have sent.
+        bytes_down: Bytes that all PS shards have sent to workers.
     """
 
     seconds: float
@@ -155,27 +158,27 @@ class Predictor:
         pushes: int,
         server: ShardSpeed = _UNLIMITED,
     ) -> None:
-        """Prepare predictions.
+        """Store what all predictions of this run share.
 
         Args:
-            pool: Source of gradients.
+            pool: Source of the simulated workers' gradients.
             dataset: Data set with at least the training part.
-            bodies: Kernels for the policies' array operations.
+            bodies: Kernels that perform the policies' array operations.
             pushes: Number of pushes of each worker in a simulation. The first half is not counted,
-                because the rates have not settled yet.
-            server: Speed of each shard; by default unlimited.
+                because the rates are not yet steady.
+            server: Speed of each PS shard; by default unlimited.
         """
         self._pool, self._dataset, self._bodies, self._pushes = pool, dataset, bodies, pushes
         self._server = server
 
     def coding_seconds(self, run: Run) -> float:
-        """Return this machine's time for one exchange without gradient and network, in seconds."""
+        """Return this machine's time to code and apply one exchange's update, in seconds."""
         links = [WorkerLink(number, 0.1, 0.0, 0.0, 0.0, 0) for number in _numbers(run)]
         first, last = self._play(run, links, 0.0, max(_PUSHES_TO_TIME, 16 // run.nb_workers))
         return (last.core_seconds - first.core_seconds) / max(1, last.pushes - first.pushes)
 
     def predict(self, run: Run, links: Sequence[WorkerLink], coding_seconds: float) -> Prediction:
-        """Return the predicted rates of a run.
+        """Return the predicted updates, samples and bytes of a run with the given links.
 
         Args:
             run: Settings of the run.
@@ -196,7 +199,7 @@ class Predictor:
     def _play(
         self, run: Run, links: Sequence[WorkerLink], coding_seconds: float, pushes: int
     ) -> tuple[ProgressPoint, ProgressPoint]:
-        """Simulate a run; return the totals after half of the pushes and after all pushes."""
+        """Simulate a run; return its totals after half of the pushes and after all pushes."""
         run = dataclasses.replace(run, iter_max=2**31 - 2, epochs=None, max_seconds=None)
         devices = [_device(link, coding_seconds) for link in links]
         simulation = Simulation(
@@ -218,7 +221,7 @@ class Predictor:
 
 
 class _Watch:
-    """Records the two moments of a simulation between which the rates are computed."""
+    """Records a simulation's totals at two moments, between which the rates are computed."""
 
     def __init__(self, simulation: Simulation, pushes: int) -> None:
         self.marks: list[ProgressPoint] = []
@@ -229,7 +232,7 @@ class _Watch:
         self._deadline = time.monotonic() + _PATIENCE_SECONDS
 
     def look(self, now: float) -> None:
-        """Record totals after a new update if the workers have made enough pushes."""
+        """Record the totals after a new update if the workers have pushed often enough."""
         if self._core.version == self._version or len(self.marks) == 2:
             return
         self._version = self._core.version
@@ -257,7 +260,7 @@ def _numbers(run: Run) -> range:
 
 
 def _device(link: WorkerLink, coding_seconds: float) -> EmulatedDevice:
-    """Return a device with half of the round trip and of the coding time in each direction."""
+    """Return an emulated device that delays each direction by half of round trip and coding."""
     one_way = (link.round_trip_seconds + coding_seconds) / 2
     return EmulatedDevice(Link(link.up_mbps, 1e3 * one_way), 1.0, 0.0)
 
@@ -284,7 +287,7 @@ def _settings(
 def _set_down_links(
     simulation: Simulation, links: Sequence[WorkerLink], devices: Sequence[EmulatedDevice]
 ) -> None:
-    """Set the downlink rates; a shard's share of a worker's rate is its share of the model."""
+    """Set the downlink rates: a PS shard gets its share of the model of each worker's rate."""
     total = sum(shard.layout.size for shard in simulation.shards)
     for shard in simulation.shards:
         for link, device in zip(links, devices, strict=True):
@@ -292,18 +295,20 @@ def _set_down_links(
             shard.ports[link.worker].down = Pipe(Link(rate, device.link.delay_ms))
 
 
-# -- candidates --------------------------------------------------------------------------------
+# -- candidate compositions
+# --------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One composition; a new composition is one line in CANDIDATES.
+    """One composition of policies that an Advisor may propose; an entry of CANDIDATES.
 
     Attributes:
         flags: Flags that select the composition.
-        settled: Additional flags for the prediction, if a run starts differently than it continues.
-        most_local_steps: Largest number of local steps that the Advisor may choose by the links;
-            0: the Advisor does not choose the number of local steps.
+        settled: Additional flags for the prediction of a run after its start, for example without
+            warm-up; empty if the run starts as it continues.
+        most_local_steps: Largest number of local steps per round that the Advisor may choose by the
+            measured links; 0 if the composition has no number of local steps to choose.
     """
 
     flags: tuple[str, ...]
@@ -318,13 +323,14 @@ def _sparse(method: str, rate: str, value_dtype: str, *settled: str) -> Candidat
     )
 
 
-#: Local steps of the longest proposed round: with longer rounds most runs have too few rounds to
-#: converge.
+#: Maximum number of local steps in a proposed round: with longer rounds most runs have too few
+#: rounds to converge.
 _MOST_STEPS = 100
-#: Ordered from exact to lossy: exact updates in lockstep; exact updates with growing staleness;
-#: local steps; rounded values; fewer and fewer entries. Among sparse methods of one rate come first
-#: dgs and dgc, which send the unsent entries later, with momentum; then gd, which sends them later;
-#: then adacomp, which drops them. The last candidate sends few entries of few bits after many local
+#: Compositions that the Advisor predicts, from exact to lossy: exact updates in lockstep; exact
+#: updates with growing staleness; local steps; rounded values; fewer and fewer entries. Among
+#: sparse methods of one rate come first dgs and dgc, which send the entries that were not sent
+#: later, with momentum; then gd, which sends these entries later without momentum; then adacomp,
+#: which drops these entries. The last candidate sends few entries of few bits after many local
 #: steps.
 CANDIDATES = (
     Candidate(("--method=bsp",)),
@@ -352,15 +358,17 @@ CANDIDATES = (
 
 @dataclasses.dataclass(frozen=True)
 class RunnableCandidate:
-    """A candidate that fits the given flags.
+    """A candidate composition that does not contradict the user's flags.
 
     Attributes:
-        candidate: The composition.
-        run: Settings of the run at its start.
-        settled: Settings of the run after its start phase, for the prediction.
-        local_steps: Smallest and largest number of local steps to choose from.
-        with_steps: Function from a number of local steps to the candidate with that number; None if
-            the number is fixed.
+        candidate: The candidate composition with its flags.
+        run: Settings of a run with this composition, at its start.
+        settled: Settings of the run after its start (for example after a warm-up), for the
+            prediction.
+        local_steps: Smallest and largest number of local steps that the Advisor may choose; (0, 0)
+            if the number is fixed.
+        with_steps: Called with a number of local steps; returns the candidate with this number.
+            None if the number is fixed.
     """
 
     candidate: Candidate
@@ -376,17 +384,17 @@ def trials(
     given: flags.FlagValues = FLAGS,
     server_optimizer: str | None = None,
 ) -> tuple[list[RunnableCandidate], list[Excluded]]:
-    """Return the candidates that fit the given flags, and the excluded candidates with reasons.
+    """Return the candidates that fit the user's flags, and the excluded candidates with reasons.
 
     Args:
-        folder: Run directory of the trials.
-        candidates: Candidates from exact to lossy.
+        folder: Run directory that the candidates' settings name.
+        candidates: Candidate compositions, from exact to lossy.
         given: Flags of the command line; a candidate never changes a given flag.
         server_optimizer: Value of --server_optimizer for methods that push gradients of a script;
-            None: the flags' value.
+            None for the value of the flag.
 
     Raises:
-        ConfigurationError: No candidate fits the given flags.
+        ConfigurationError: Every candidate contradicts the user's flags.
     """
 
     def made(candidate: Candidate) -> RunnableCandidate:
@@ -430,7 +438,7 @@ def trials(
 
 
 def compose(extra: tuple[str, ...], folder: pathlib.Path, given: flags.FlagValues = FLAGS) -> Run:
-    """Return the run of the given flags plus `extra` flags.
+    """Return the settings of a run with the given flags plus `extra` flags.
 
     Raises:
         ConfigurationError: The flags contradict each other.
@@ -455,25 +463,26 @@ def _refuse_contradiction(candidate: Candidate, given: flags.FlagValues) -> None
             raise ConfigurationError(f"--{name}={given[name].value} was given")
 
 
-# -- the advice --------------------------------------------------------------------------------
+# -- proposal and its text
+# --------------------------------------------------------------------------------
 
 
 def ideal_samples_per_second(links: Sequence[WorkerLink], batch_size: int) -> float:
-    """Return the workers' total rate without exchanges, in samples per second."""
+    """Return the total samples per second of all workers if they never exchanged."""
     return sum(batch_size / link.step_seconds for link in links)
 
 
 def propose(predicted: Sequence[Predicted], ideal: float, rate: float) -> tuple[int, bool]:
-    """Choose a composition.
+    """Choose the composition to propose from the predictions.
 
     Args:
         predicted: Predictions of at least one composition, from exact to lossy.
         ideal: Total rate of the workers without exchanges, in samples per second.
-        rate: Sufficient share of `ideal`.
+        rate: Share of `ideal`, from 0.01 to 1, that is fast enough.
 
     Returns:
         The index of the first composition that is fast enough, and True. If no composition is fast
-        enough: the index of the first composition that is at most a tenth slower than the fastest
+        enough, the index of the first composition that is at most a tenth slower than the fastest
         composition, and False.
     """
     rates = [row.prediction.samples_per_second for row in predicted]
@@ -487,7 +496,7 @@ def propose(predicted: Sequence[Predicted], ideal: float, rate: float) -> tuple[
 
 
 def command_of(advice: Recommendation, path: pathlib.Path) -> str:
-    """Return the proposed command line; the run compares its rates with the advice in `path`."""
+    """Return the proposed command line, with --advice=`path` unless it runs a script."""
     if advice.script:
         proposed = advice.predicted[advice.proposal].flags
         return shlex.join(["thinwire", "run", *advice.given, *proposed, *advice.script])
@@ -496,7 +505,7 @@ def command_of(advice: Recommendation, path: pathlib.Path) -> str:
 
 
 def describe(advice: Recommendation, path: pathlib.Path) -> str:
-    """Return the whole advice as text; `path` is the advice's file."""
+    """Return the whole advice as text; `path` is the file that stores the advice."""
     lines = [*_lines(advice), "", *_seen_costs(advice), "", *_verdict(advice)]
     return "\n".join([*lines, command_of(advice, path)]) + "\n"
 
@@ -526,7 +535,7 @@ def _lines(advice: Recommendation) -> Iterator[str]:
 
 
 def _seen_costs(advice: Recommendation) -> Iterator[str]:
-    """Yield the measured accuracy costs of the listed compositions."""
+    """Yield lines with the measured accuracy costs of the predicted compositions."""
     rows = costs.load()
     yield "Measured on other work, with other models, data and rates:"
     for number, row in enumerate(advice.predicted):

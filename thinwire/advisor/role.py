@@ -1,4 +1,4 @@
-"""The Advisor role: measures devices and links, predicts compositions, proposes one."""
+"""The Advisor role: measures devices and links, and proposes a composition of policies."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from thinwire.worker import flags as worker_flags
 from thinwire.worker.role import limit_threads
 
 FLAGS = flags.FLAGS
-_LONGEST_FLAG = 1000  # characters; the limit of a text in a document
-#: Flags that are not part of the proposed command line.
+_LONGEST_FLAG = 1000  # maximum number of characters of a text in advice.json
+#: Names of flags of the Advisor's command line that the proposed command line omits.
 _NOT_OF_THE_RUN = ("type_node", "flagfile", "overwrite", "resume", "advice", *advisor_flags.NAMES)
 
 
 class Subject(Protocol):
-    """The model that the Advisor measures: a model from flags, or a script's model.
+    """The model on which the Advisor advises: a model from flags, or a script's model.
 
     Attributes:
         script: Path and arguments of the script; empty for a model from flags.
@@ -46,17 +46,17 @@ class Subject(Protocol):
     server_optimizer: str | None
 
     def prepare(self, run: Run, folder: pathlib.Path) -> Run:
-        """Measure the model; return the run with which the links are measured."""
+        """Measure the model; return the settings of the run that measures the links."""
 
     def predictor(self, run: Run, pushes: int) -> Predictor:
-        """Return the predictor for compositions of the run."""
+        """Return the predictor that simulates compositions of the run."""
 
     def parts_of_batch(self, run: Run) -> int:
-        """Return the number of parts into which the workers divide the measured batch."""
+        """Return how many workers divide one measured batch; 1 if each worker has its own batch."""
 
 
 class _ModelSubject:
-    """A model and a data set from flags."""
+    """A subject of advice: the model and data set that flags name."""
 
     def __init__(self) -> None:
         self.script: list[str] = []
@@ -67,7 +67,7 @@ class _ModelSubject:
         return run
 
     def predictor(self, run: Run, pushes: int) -> Predictor:
-        """Train a few steps for gradients; return the predictor."""
+        """Train a few steps to get gradients; return a predictor with these gradients."""
         return _predictor(run, pushes)
 
     def parts_of_batch(self, run: Run) -> int:
@@ -76,25 +76,25 @@ class _ModelSubject:
 
 
 def main(run: Run) -> int:
-    """Advise on the model from flags; return the exit code.
+    """Propose a composition for the model that flags name; return the exit code.
 
     Raises:
-        ConfigurationError: Flags, data or model do not fit together, no composition fits the flags,
-            or the links were not measured in time.
+        ConfigurationError: Flags, data or model contradict each other, every composition
+            contradicts the flags, or the links were not measured in time.
     """
     return advise(run, _ModelSubject())
 
 
 def advise(run: Run, subject: Subject) -> int:
-    """Measure, predict and propose; return the exit code.
+    """Measure links, predict compositions, and print the proposed one; return the exit code.
 
     Args:
         run: Settings of the planned run.
-        subject: The model to measure.
+        subject: Model on which the Advisor advises.
 
     Raises:
-        ConfigurationError: Flags, data or model do not fit together, no composition fits the flags,
-            or the links were not measured in time.
+        ConfigurationError: Flags, data or model contradict each other, every composition
+            contradicts the flags, or the links were not measured in time.
     """
     settings, path = advisor_flags.read(), run.run_dir / predictions.ADVICE_FILE
     run_flags = given_flags(_NOT_OF_THE_RUN)
@@ -145,10 +145,11 @@ def _refuse_long(given: list[str]) -> None:
 
 
 def _repeat(path: Any, given: list[str], script: list[str]) -> int:
-    """Print the stored advice of the same command line; return the exit code.
+    """Print the stored advice of an earlier Advisor with equal flags; return the exit code.
 
     Raises:
-        ConfigurationError: The stored advice has other flags or another script.
+        ConfigurationError: The stored advice is for other flags or another script than the given
+            ones.
     """
     advice = predictions.load(path)
     stored, current = [*advice.given, *advice.script], [*given, *script]
@@ -174,7 +175,7 @@ def _predictor(run: Run, pushes: int) -> Predictor:
 
 
 def _measure(run: Run, predictor: Predictor, seconds: float) -> list[predictions.WorkerLink]:
-    """Measure every worker's device and link with two probes."""
+    """Measure every worker's device and link with two probes (short real runs)."""
     folder = run.run_dir / "advice"
     coding = measure.CodingCosts(
         dense=predictor.coding_seconds(measure.composition(measure.DENSE, folder)),
@@ -195,16 +196,18 @@ def _predict(
     parts: int,
     rate: float,
 ) -> predictions.Predicted:
-    """Predict a composition.
+    """Predict the rates of one composition, and choose its number of local steps.
 
-    A step on 1 / `parts` of the batch is assumed to take 1 / `parts` of the measured time.
+    The prediction assumes that a step on 1 / `parts` of the measured batch takes 1 / `parts` of the
+    measured time.
     """
     coding_seconds = predictor.coding_seconds(trial.settled)
     links = [dataclasses.replace(link, step_seconds=link.step_seconds / parts) for link in measured]
     prediction = predictor.predict(trial.settled, links, coding_seconds)
     if trial.with_steps is not None:
         slowest = max(link.step_seconds for link in links)
-        # Rounds of PLAYED_STEPS and of twice as many steps differ by PLAYED_STEPS optimizer steps.
+        # A round of 2 * PLAYED_STEPS has PLAYED_STEPS more optimizer steps than a round of
+        # PLAYED_STEPS.
         longer = trial.with_steps(2 * PLAYED_STEPS).settled
         stepping = (predictor.coding_seconds(longer) - coding_seconds) / PLAYED_STEPS
         round_costs = RoundCosts.of(prediction, slowest, max(0.0, stepping))

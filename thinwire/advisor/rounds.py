@@ -1,4 +1,4 @@
-"""Choice of the number of local steps in a round, so that the exchange is a small part of it."""
+"""Chooses the number of local steps in a round so that the exchange takes a small part of it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import math
 
 from thinwire.runtime.telemetry.predictions import Prediction
 
-#: Local steps of a simulated round; the rates of longer rounds are computed from its rates.
+#: Number of local steps in a simulated round; the rates of longer rounds are computed from this
+#: round's rates.
 PLAYED_STEPS = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class RoundCosts:
-    """The parts of a round in which all workers wait for the slowest worker.
+    """Times of the parts of a round that ends when the slowest worker has pushed.
 
     Attributes:
-        exchange_seconds: Time of a round without the local steps, in seconds.
+        exchange_seconds: Time of a round without its local steps, in seconds.
         step_seconds: Time of one local step of the slowest worker with the optimizer's work, in
             seconds.
     """
@@ -29,9 +30,11 @@ class RoundCosts:
         """Return the costs of simulated rounds of `PLAYED_STEPS` local steps.
 
         Args:
-            played: Rates of the simulated rounds, with the optimizer's work in the exchange.
-            step_seconds: Time of a mini-batch of the slowest worker, in seconds.
-            stepping_seconds: Time of the local optimizer per step, in seconds.
+            played: Predicted rates of the simulated rounds. Their exchange time includes the local
+                optimizer's work.
+            step_seconds: Time that the slowest worker needs for the gradient of a mini-batch, in
+                seconds.
+            stepping_seconds: Time that the local optimizer needs per step, in seconds.
         """
         step = step_seconds + stepping_seconds
         return cls(max(0.0, 1 / played.updates_per_second - PLAYED_STEPS * step), step)
@@ -40,7 +43,7 @@ class RoundCosts:
         """Return the smallest number of local steps that take at least the share `rate` of a round.
 
         Args:
-            rate: Wanted share of the local steps in the time of a round, up to 1.
+            rate: Share of a round's time that the local steps must take at least, up to 1.
             least: Smallest number of steps to return.
             most: Largest number of steps to return, even if their share is below `rate`.
 

@@ -1,8 +1,8 @@
-"""Advice on a user's script, by a measurement of the script's model.
+"""Proposes a composition of policies for a user's script, by measuring the script's model.
 
-The script runs alone until `fit` has measured a few steps (`thinwire.script.keras.measure`). Links
-are measured by real processes that train a stand-in with the same tensors and the same step time.
-Predictions use the script's gradients.
+The script runs alone until `fit` has measured a few steps (`thinwire.script.keras.measure`). Real
+processes then measure the links: they train a stand-in model with tensors of the same shapes and
+the same step time. Predictions use the script's gradients.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ from thinwire.runtime.run.settings import Run
 FLAGS = flags.FLAGS
 _MEASURED = "script.npz"
 _STAND_IN = pathlib.Path(__file__).with_name("stand_in.py")
-#: Time limit of the measurement; long, because a script loads data and builds its model first.
+#: Time limit of measuring a script, in seconds; long, because a script loads data and builds its
+#: model first.
 _PATIENCE_SECONDS = 600.0
-_LAST_LINES = 5  # of the script's output, in the error message
-#: Flags that emulate a slower device; the Advisor accepts them, although scripts' runs do not.
+_LAST_LINES = 5  # number of lines of the script's output in the error message
+#: Names of flags that emulate a slower device. The Advisor accepts these flags for a script,
+#: although `thinwire run` rejects them.
 _OF_DEVICES = ("step_seconds", "slowdown")
 
 
 def complete_flags(script: Sequence[str]) -> list[str]:
-    """Set --run_dir by the script, before the flags are read; return the script and its arguments.
+    """Set --run_dir by the script's name before flags are read; return the script and arguments.
 
     Raises:
         ConfigurationError: The script does not exist, or a flag has no effect on a script's run.
@@ -56,21 +58,22 @@ def complete_flags(script: Sequence[str]) -> list[str]:
 
 
 def main(run: Run, script: Sequence[str]) -> int:
-    """Advise on a script; return the exit code.
+    """Propose a composition for a script; return the exit code.
 
     Args:
-        run: Settings of the planned run; model, data and batch size come from the script.
+        run: Settings of the planned run. The model, data and batch size come from the script
+            instead.
         script: Path and arguments of the script.
 
     Raises:
-        ConfigurationError: The script does not train by `fit` of a distributed model, no
-            composition fits the flags, or the links were not measured in time.
+        ConfigurationError: The script does not train by `fit` of a distributed model, every
+            composition contradicts the flags, or the links were not measured in time.
     """
     return role.advise(run, _ScriptSubject(script))
 
 
 class _ScriptSubject:
-    """A script's model as the subject of advice (`role.Subject`)."""
+    """A subject of advice (`role.Subject`): the model that a user's script trains."""
 
     def __init__(self, script: Sequence[str]) -> None:
         self.script = list(script)
@@ -78,7 +81,7 @@ class _ScriptSubject:
         self._measured: MeasuredModel | None = None
 
     def prepare(self, run: Run, folder: pathlib.Path) -> Run:
-        """Measure the script; return the run with a stand-in for the script's model."""
+        """Measure the script; return the run's settings with a stand-in for the script's model."""
         measured = measure(run, self.script, folder)
         self._measured = measured
         self.server_optimizer = _server_optimizer(measured.optimizer)
@@ -151,7 +154,8 @@ def measure(run: Run, script: Sequence[str], folder: pathlib.Path) -> MeasuredMo
             "for example by an argument of the script."
         ) from error
     finally:
-        shutil.rmtree(folder / "settings", ignore_errors=True)  # the ended script leaves the folder
+        # The ended script leaves its folder of settings
+        shutil.rmtree(folder / "settings", ignore_errors=True)
     try:
         return load(path)
     except (OSError, ValueError) as error:
@@ -164,7 +168,7 @@ def measure(run: Run, script: Sequence[str], folder: pathlib.Path) -> MeasuredMo
 
 
 def write_stand_in(found: MeasuredModel, nb_workers: int, folder: pathlib.Path) -> pathlib.Path:
-    """Write a model file with tensors of the same shapes; return its path."""
+    """Write a model file whose tensors have the measured model's shapes; return the file's path."""
     path = (folder / _STAND_IN.name).resolve()
     shapes = [list(tensor.shape) for tensor in found.spec.tensors]
     examples = _num_examples(found, nb_workers)
@@ -173,7 +177,7 @@ def write_stand_in(found: MeasuredModel, nb_workers: int, folder: pathlib.Path) 
 
 
 def describe(found: MeasuredModel) -> str:
-    """Return the measurement as one line of text."""
+    """Return the measured model and step time as one line of text."""
     megabytes = 4e-6 * found.spec.num_parameters
     embeddings = f", {found.embedding_share:.0%} of it embeddings" if found.embedding_share else ""
     return (

@@ -1,6 +1,7 @@
-"""Replaces a script's model while links are measured: the same tensors, almost no computation.
+"""Model that replaces a script's model while links are measured: same shapes, little computation.
 
-`thinwire.advisor.script` writes a copy of this file, with the script's shapes appended.
+`thinwire.advisor.script` writes a copy of this file, with the tensor shapes of the script's model
+appended.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from typing import Any
 import keras
 import numpy as np
 
-SHAPES: list[list[int]] = []  # shape of each tensor
+SHAPES: list[list[int]] = []  # shape of each trainable tensor of the script's model
 EXAMPLES = 1  # number of examples in the training set
 
 
 class StandInTensors(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
-    """A layer with all tensors; the gradient of each tensor is random and constant."""
+    """A layer that holds all tensors of the model. The tensors' gradients are constant noise."""
 
     def build(self, input_shape: Any) -> None:
         """Create the tensors and their constant gradients."""
@@ -24,7 +25,7 @@ class StandInTensors(keras.layers.Layer):  # type: ignore[misc]  # Keras has no 
         self.factors = [generator.normal(0, 1e-3, shape).astype(np.float32) for shape in SHAPES]
 
     def call(self, inputs: Any) -> Any:
-        """Return [N, 2] float32, equal for all inputs."""
+        """Return outputs [N, 2] float32 that are equal for all inputs."""
         parts = zip(self.tensors, self.factors, strict=True)
         return inputs * 0 + sum(keras.ops.sum(tensor * factor) for tensor, factor in parts)
 
@@ -35,13 +36,13 @@ def first_output(labels: Any, outputs: Any) -> Any:
 
 
 def build_model() -> keras.Model:
-    """Return the compiled model."""
+    """Return the compiled Keras model of one `StandInTensors` layer."""
     model = keras.Sequential([keras.Input((2,)), StandInTensors()])
     model.compile(loss=first_output)
     return model
 
 
 def load_data() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Return training and test examples of zeros."""
+    """Return training and test examples whose inputs and labels are zeros."""
     inputs, labels = np.zeros((EXAMPLES, 2), np.float32), np.zeros(EXAMPLES, np.int32)
     return (inputs, labels), (inputs[:2], labels[:2])

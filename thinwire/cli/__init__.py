@@ -1,1 +1,1 @@
-"""The command line: `commands` runs a subcommand, `node` runs one node of a run."""
+"""Thinwire's command line: `commands` runs a subcommand, `node` runs one node of a training run."""

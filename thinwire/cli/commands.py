@@ -1,9 +1,9 @@
 """The command ``thinwire``: a table of subcommands and their modules.
 
 In a checkout, ``thinwire ps --flag=value`` equals ``python main.py --type_node=PS --flag=value``:
-both commands run a role (`thinwire.cli.node`). A subcommand's modules are imported only when the
-subcommand runs, so that ``--help`` is instant, and ``report`` or ``certificates`` work without
-TensorFlow.
+both commands run one node (`thinwire.cli.node`) in the given role. A subcommand's modules are
+imported only when the subcommand runs, so that ``--help`` is instant, and the subcommands
+``report`` and ``certificates`` work without TensorFlow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from thinwire.runtime.run.quiet import configure_libraries
 from thinwire.runtime.run.signals import handle_first_signals
 from thinwire.runtime.run.streams import standard_streams
 
-#: Subcommand -> role (a value of --type_node), and summary for the overview.
+#: Subcommand -> role of the node that it runs (a value of --type_node), and its line of help.
 ROLES = {
     "ps": ("PS", "serve one shard of the model to workers"),
     "worker": ("Worker", "compute gradients and exchange them with the PS"),
@@ -27,7 +27,7 @@ ROLES = {
     "simulate": ("Simulator", "simulate a whole run on a virtual clock"),
     "advise": ("Advisor", "measure the links and propose a method"),
 }
-#: Subcommand -> module with `main(arguments)`, and summary for the overview.
+#: Subcommand of a tool -> module whose `main(arguments)` runs the tool, and its line of help.
 TOOLS = {
     "report": ("thinwire.supervisor.report.__main__", "compare finished runs on one page"),
     "certificates": ("thinwire.proto.security.certificates", "write the TLS certificates of a run"),
@@ -38,7 +38,7 @@ TOOLS = {
     "manifests": ("thinwire.tools.manifests", "write the Kubernetes objects of a run"),
     "version": ("thinwire.tools.versions", "show the versions of Thinwire and its libraries"),
 }
-#: Subcommand that runs a user's script -> role, and summary for the overview.
+#: Subcommand that runs a user's script -> role of the node that it runs, and its line of help.
 RUN = {"run": ("Cluster", "run a Keras script on several workers, here or over ssh or Ray")}
 COMMANDS = RUN | ROLES | TOOLS
 _EXIT_DONE, _EXIT_BAD_FLAG = 0, 1
@@ -53,7 +53,7 @@ def run_command() -> NoReturn:
 
 
 def run_role() -> NoReturn:
-    """Run the role of --type_node, or a script with `run`, and exit with its code."""
+    """Run the role that --type_node names, or a user's script with `run`; exit with its code."""
     if sys.argv[1:2] == [*RUN]:
         run_command()
     handle_first_signals()
@@ -71,19 +71,19 @@ def _run(command: str, rest: list[str]) -> NoReturn:
         command = "version"
     if command in RUN:
         _play(f"thinwire {command}", rest, RUN[command][0], runs_script=True)
-    if command.startswith("-"):  # no subcommand but --type_node: a Cluster starts its nodes so
+    if command.startswith("-"):  # flags with --type_node: a Cluster starts its nodes like this
         _play(sys.argv[0], [command, *rest])
     if command in ROLES:
         _play(f"thinwire {command}", rest, ROLES[command][0])
     if command in TOOLS:
-        configure_libraries(tensorflow_log_level=3)  # hides gRPC's log lines for each failure
+        configure_libraries(tensorflow_log_level=3)  # gRPC would log each failed call
         sys.exit(importlib.import_module(TOOLS[command][0]).main(rest))
     sys.stderr.write(f"{_unknown(command)}\n")
     sys.exit(_EXIT_BAD_FLAG)
 
 
 def overview() -> str:
-    """Return the help text with the list of subcommands."""
+    """Return the help text of ``thinwire`` with the list of all subcommands."""
     rows = "".join(f"  {name:14}{summary}\n" for name, (_, summary) in COMMANDS.items())
     return (
         "Thinwire trains Keras models over thin, slow, uneven networks.\n\n"

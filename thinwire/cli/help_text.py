@@ -1,6 +1,7 @@
-"""The text of ``--help`` and ``--helpfull``: the flags by topic.
+"""The text of ``--help`` and ``--helpfull``: the command-line flags, grouped by topic.
 
-``--help`` has the common flags of the role's topics. ``--helpfull`` has every flag of every role.
+``--help`` lists the flags that a role uses, without the advanced flags. ``--helpfull`` lists every
+flag of every role.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from thinwire.simulator import flags as simulator_flags
 from thinwire.supervisor import flags as supervisor_flags
 from thinwire.worker import flags as worker_flags
 
-#: --type_node values.
+#: Names of the roles: the values of --type_node.
 ROLES = ("PS", "Worker", "Supervisor", "Cluster", "Standalone", "Simulator", "Advisor")
 _ROLE = Topic("Role", (choice("type_node", "Worker", "Role of this process in the run.", ROLES),))
-#: Every flag of every role.
+#: Topics (groups of flags) that together hold every flag of every role.
 TOPICS = (
     _ROLE,
     *run_flags.TOPICS,
@@ -39,7 +40,7 @@ TOPICS = (
 )
 _NODE = (*run_flags.TOPICS, *observability.TOPICS, *security.TOPICS)
 _ADDRESSES = ("nb_ps", "ip_PS", "port", "ps_hosts", "lease_seconds")
-#: Flags that only nodes need that exchange gradients.
+#: Names of the flags that only nodes which exchange gradients need.
 _EXCHANGE = (
     *("nb_workers", *_ADDRESSES, "method", "compression_rate", "value_dtype", "groups"),
     *("staleness_bound", "local_steps", "collective", "overlap", "error_feedback", "partition"),
@@ -49,12 +50,12 @@ _EXCHANGE = (
 
 @dataclasses.dataclass(frozen=True)
 class RoleHelp:
-    """The contents of --help for a role.
+    """Selection of the flags that --help lists for one role.
 
     Attributes:
-        topics: Topics of flags that the role uses.
-        without: Names of flags of these topics that the role does not use.
-        then: Arguments after the flags on the command line.
+        topics: Topics (groups of flags) that the role uses.
+        without: Names of the flags in `topics` that the role does not use.
+        then: Arguments after the flags on the command line, for the usage line; may be empty.
     """
 
     topics: tuple[Topic, ...]
@@ -100,7 +101,7 @@ ROLE_HELP = {
         ("collective", "id_worker"),
     ),
 }
-#: Key of the help for `thinwire run`, next to the roles.
+#: Key of the help for `thinwire run`, which runs a user's script; the other keys are role names.
 SCRIPTS = "scripts"
 _HELP = ROLE_HELP | {
     SCRIPTS: RoleHelp(
@@ -114,11 +115,12 @@ _LEAST_WIDTH = 60
 
 
 def text_of(program: str, role: str | None) -> str:
-    """Return the text of --help.
+    """Return the text of --help, which lists the flags of one role or of all roles.
 
     Args:
         program: Program and subcommand for the usage line, for example ``thinwire ps``.
-        role: Role whose flags are shown, or SCRIPTS; None: the common flags of all roles.
+        role: Role whose flags are listed, or SCRIPTS for `thinwire run`. None: list the flags of
+            all roles except the advanced flags.
     """
     chosen = RoleHelp(TOPICS) if role is None else _HELP[role]
     topics = [
@@ -134,7 +136,11 @@ def text_of(program: str, role: str | None) -> str:
 
 
 def full_text_of(program: str) -> str:
-    """Return the text of --helpfull."""
+    """Return the text of --helpfull, which lists every flag.
+
+    Args:
+        program: Program and subcommand for the usage line, for example ``thinwire ps``.
+    """
     topics = [(topic.title, list(topic.options)) for topic in TOPICS]
     return f"{program} [--flag=value ...] [--flagfile=FILE]\n{''.join(_lines(topics))}"
 
@@ -151,7 +157,7 @@ def _lines(topics: list[tuple[str, list[Option]]]) -> Iterator[str]:
         for option in options:
             text = f"{option.text} [{option.values_and_default}]"
             filled = textwrap.fill(
-                text.replace("|", "| "),  # lines break between two choices
+                text.replace("|", "| "),  # the help may break a line between two choices
                 width,
                 initial_indent=f"  --{option.name:{_FLAG_WIDTH - 4}} ",
                 subsequent_indent=" " * (_FLAG_WIDTH + 1),

@@ -1,6 +1,6 @@
-"""Runs one role as a process: flags, log, lock, and an exit code for each kind of failure.
+"""Runs one node as a process: flags, log, lock, and an exit code for each kind of failure.
 
-Only the roles import TensorFlow, so that ``--help`` is instant.
+Only the modules of the roles import TensorFlow, so that ``--help`` is instant.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from thinwire.worker import flags as worker_flags
 
 FLAGS = flags.FLAGS
 
-#: Errors of a full or read-only disk: the node itself is correct, and the user can free space.
+#: errno values of a full or read-only disk: the node has no defect, and the user can free space.
 _DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-#: --type_node value -> module with `main(run) -> exit code`.
+#: Role (--type_node value) -> module whose `main(run)` runs the role and returns the exit code.
 ROLES = {
     "PS": "thinwire.ps.role",
     "Worker": "thinwire.worker.role",
@@ -64,25 +64,25 @@ ROLES = {
     "Simulator": "thinwire.simulator.role",
     "Advisor": "thinwire.advisor.role",
 }
-#: --type_node value -> module that runs the role with a script.
+#: Role (--type_node value) -> module that runs the role if workers run a user's script.
 _WITH_SCRIPT = {"Cluster": "thinwire.launcher.run", "Advisor": "thinwire.advisor.script"}
-#: Name of a level in --log_level -> absl's verbosity.
+#: Name of a log level in --log_level -> absl's verbosity.
 LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
-#: Roles that start child processes; at a signal these roles must first end their children.
+#: Roles that start child processes, and that end their children first at SIGINT or SIGTERM.
 _STARTERS = ("Cluster", "Advisor")
 _TYPE_NODE = re.compile(r"--?type_node[= ](\w+)")
-#: Roles that need no model from flags if workers bring the model.
+#: Roles that do not build a model from their flags if a worker's script sends the model.
 _WITHOUT_MODEL = ("PS", "Supervisor")
-#: Roles that write only into --run_dir.
+#: Roles that run without a PS and write files only into --run_dir.
 _WITHOUT_PS = ("Standalone", "Simulator", "Advisor")
-#: Libraries; their log lines below WARNING are hidden.
+#: Names of libraries whose log lines below WARNING are hidden.
 _CHATTY = ("matplotlib", "PIL", "h5py", "asyncio", "botocore", "aiobotocore", "s3fs", "fsspec")
-#: --type_node value -> function that checks the role's flags before TensorFlow is imported.
+#: Role (--type_node value) -> function that checks its flags before TensorFlow is imported.
 CHECKS = {
     "PS": ps_flags.check,
     "Worker": worker_flags.check,
@@ -94,11 +94,12 @@ CHECKS = {
 
 
 def main(arguments: list[str], runs_script: bool = False) -> int:
-    """Run one role; return the exit code.
+    """Run the role of --type_node on this node; return the exit code.
 
     Args:
-        arguments: The program, and the arguments after the flags.
-        runs_script: True if the arguments are a script with its arguments, which all workers run.
+        arguments: Name of the program, then the command-line arguments after the flags.
+        runs_script: True if the arguments after the flags are a user's script and its arguments.
+            All workers run this script.
     """
     if FLAGS.help or FLAGS.helpfull:
         role = FLAGS.type_node if FLAGS["type_node"].present else None
@@ -117,7 +118,7 @@ def main(arguments: list[str], runs_script: bool = False) -> int:
         )
         return EXIT_BAD_FLAG
     _start_log()
-    configure_libraries(tensorflow_log_level=3)  # before gRPC reads certificates
+    configure_libraries(tensorflow_log_level=3)  # sets variables that gRPC reads at its import
     try:
         return _play(arguments[1:] if takes_script else None)
     except KeyboardInterrupt:
@@ -134,10 +135,11 @@ def _play(script: list[str] | None) -> int:
     """Check the flags, prepare the process, and run the role; return the exit code.
 
     Args:
-        script: The script that workers run, and its arguments; None: workers run their role.
+        script: The user's script that workers run, and its arguments. None: the workers train the
+            model of their flags.
     """
     if script:
-        ScriptTarget.of(script)  # before the Advisor's modules, which take seconds
+        ScriptTarget.of(script)  # fail here: the Advisor's modules take seconds to import
     if script is not None:
         script = importlib.import_module(_WITH_SCRIPT[FLAGS.type_node]).complete_flags(script)
     launch.fill_from_slurm(script is not None)
@@ -206,7 +208,7 @@ def _exit_code(error: Exception) -> int | None:
 
 
 def _explain(error: Exception) -> str:
-    """Return the message of an expected failure; for a full disk with the file and a remedy."""
+    """Return an expected failure's message; a full disk's message names the file and a remedy."""
     if not isinstance(error, OSError) or error.errno not in _DISK_REFUSES:
         return str(error)
     where = error.filename or f"a file of --run_dir={FLAGS.run_dir}"
@@ -217,10 +219,10 @@ def _explain(error: Exception) -> str:
 
 
 def _needs_tensorflow(run: Run) -> bool:
-    """Return True if a node needs TensorFlow from the start.
+    """Return True if a node needs TensorFlow when its process starts.
 
-    If workers bring the model, a PS and a Supervisor start without TensorFlow; the PS imports it
-    later if the workers' optimizer needs it.
+    If a worker sends the model, a PS and a Supervisor start without TensorFlow. The PS imports
+    TensorFlow later if it must run the workers' Keras optimizer.
     """
     has_model = run.type_node not in _WITHOUT_MODEL or not run.model_is_offered
     return has_model or run.kernels == "tf"
@@ -235,7 +237,7 @@ def _require_tensorflow() -> None:
 
 
 def _prepare_process(run: Run) -> None:
-    """Set the allocator and the visible GPUs, before TensorFlow and gRPC start."""
+    """Configure malloc and the visible GPUs before TensorFlow and gRPC start in this process."""
     from thinwire.runtime.malloc import keep_freed_memory
 
     keep_freed_memory()
@@ -251,7 +253,7 @@ def _node_name() -> str:
 
 
 def _node_number() -> int:
-    """Return this node's id; the rank of a Cluster's part; 0 for roles without number."""
+    """Return this node's id; for a part of a Cluster its rank; for roles without an id 0."""
     part = launch.part_here()
     if part is not None:
         return part.rank
@@ -259,12 +261,12 @@ def _node_number() -> int:
 
 
 def _log_layout() -> standard_logging.Formatter:
-    """Return a log format with the node's name in each line."""
+    """Return a log format that puts this node's name into each log line."""
     return standard_logging.Formatter(f"%(asctime)s {_node_name()} %(levelname).1s %(message)s")
 
 
 def _start_log() -> None:
-    """Start logging to stderr."""
+    """Start writing this node's log to stderr."""
     logging.use_absl_handler()
     logging.get_absl_handler().setFormatter(_log_layout())
     _set_level()
@@ -273,7 +275,7 @@ def _start_log() -> None:
 
 
 def _set_level() -> None:
-    """Set the level of all logs; absl's --verbosity, if given, overrides --log_level."""
+    """Set this node's log level; absl's --verbosity overrides --log_level if both are given."""
     level = observability.level_of(FLAGS.log_level, FLAGS.type_node.lower(), _node_name())
     verbosity = FLAGS["verbosity"]
     logging.set_verbosity(int(verbosity.value or 0) if verbosity.present else LEVELS[level])
@@ -282,14 +284,14 @@ def _set_level() -> None:
 
 
 def _lock(run: Run) -> None:
-    """Lock this node's files until the process ends; the node must write no file before."""
+    """Lock this node's files until the process ends. No file is written before this call."""
     number = _node_number()
     address = run.addresses[number] if run.type_node == "PS" else ""
     lock_of(run.run_dir, run.type_node, number).take(LockOwner.here(run.type_node, number, address))
 
 
 def _keep_log(run: Run) -> None:
-    """Also log to a file in the run directory, and write all flags to another file there."""
+    """Copy the log to a file in the run directory, and write all flags to a second file there."""
     folder, name = run.run_dir / "logs", _node_name()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -304,14 +306,14 @@ def _keep_log(run: Run) -> None:
 
 
 def _write_to_log_stream(text: str) -> None:
-    """Write to the log's stream; in a launcher the stream is a copy of stderr that never blocks."""
+    """Write to the log's stream. A launcher's log stream is a copy of stderr that never blocks."""
     stream = logging.get_absl_handler().python_handler.stream
     stream.write(f"{text}\n")
     stream.flush()
 
 
 def define_flags() -> None:
-    """Register every flag of every role with absl."""
+    """Register every flag of every role with absl, which parses the command line."""
     define(*help_text.TOPICS)
     flags.DEFINE_boolean("help", False, "Show common flags.", short_name="h", module_name="Help")
     flags.DEFINE_boolean("helpfull", False, "Show every flag.", module_name="Help")
@@ -320,18 +322,19 @@ def define_flags() -> None:
 def run(
     program: str, arguments: list[str], role: str | None = None, runs_script: bool = False
 ) -> NoReturn:
-    """Run a role, and exit with its code.
+    """Parse the flags, run a role, and exit the process with the role's exit code.
 
     Args:
         program: Program and subcommand for messages, for example ``thinwire ps``.
-        arguments: The flags; with `runs_script`, the script and its arguments follow.
-        role: Value of --type_node; None: the flags set --type_node.
-        runs_script: True if the workers run a script.
+        arguments: Words of the command line: the flags and, if `runs_script`, a user's script and
+            its arguments.
+        role: Role of this node (a value of --type_node). None: the flags contain --type_node.
+        runs_script: True if the workers run a user's script.
     """
     define_flags()
     defaults = [] if role is None else [f"--type_node={role}"]
     if runs_script or role == "Advisor":
-        FLAGS.set_gnu_getopt(False)  # words after the script are arguments of the script
+        FLAGS.set_gnu_getopt(False)  # absl must not parse the script's arguments as flags
     if runs_script:
         defaults = list(launch.SCRIPT_DEFAULTS)
     if runs_script or role == "Advisor":
@@ -341,15 +344,15 @@ def run(
     if runs_script and FLAGS.like:
         words = _parse(program, [*defaults, *_repeated_flags()], arguments, role)
     code = main(words, runs_script)
-    # The role has ended: a signal now would only replace the exit code.
+    # The role has ended. A signal from here on would only replace the role's exit code.
     for end_signal in END_SIGNALS:
         signal.signal(end_signal, signal.SIG_IGN)
-    gc.freeze()  # saves one second: the final collection skips TensorFlow's objects
+    gc.freeze()  # the final garbage collection skips TensorFlow's objects (1 s)
     sys.exit(code)
 
 
 def _repeated_flags() -> list[str]:
-    """Return the recorded flags of the run in --like; exit if the record cannot be read."""
+    """Return the flags recorded in the run directory of --like; exit if they cannot be read."""
     from thinwire.launcher.launch_document import recorded
 
     try:
@@ -360,26 +363,26 @@ def _repeated_flags() -> list[str]:
 
 
 def _before_module(arguments: list[str]) -> list[str]:
-    """Insert ``--`` before ``-m MODULE`` if a module replaces the script.
+    """Insert ``--`` before ``-m MODULE`` if the user runs a module instead of a script file.
 
-    Without ``--``, absl parses -m as a flag, and the module's arguments as flags of Thinwire.
+    Without ``--``, absl would parse -m and the module's arguments as flags of Thinwire.
     """
     words = iter(enumerate(arguments))
     for position, word in words:
         if word == MODULE_OPTION:
             return [*arguments[:position], "--", *arguments[position:]]
         if word == "--" or not word.startswith("-"):
-            break  # the script
+            break  # this word is the script: its own arguments follow
         name = word.lstrip("-")
         if name in FLAGS and not FLAGS[name].boolean:
-            next(words, None)  # the flag's value
+            next(words, None)  # skip the value of the flag
     return arguments
 
 
 def _environment_words(own: list[str], arguments: list[str]) -> list[str]:
-    """Return the flags of THINWIRE_FLAGS; only roles that start nodes get the launcher's flags.
+    """Return the flags in THINWIRE_FLAGS; only roles that start nodes get the launcher's flags.
 
-    The returned words stand before the command line's words, so that the command line wins.
+    The flags of THINWIRE_FLAGS come before the command line's, so that the command line wins.
     """
     try:
         words_by_flag = environment.flags_of(os.environ, help_text.TOPICS)
@@ -395,7 +398,7 @@ def _environment_words(own: list[str], arguments: list[str]) -> list[str]:
 
 
 def _check_flag_files(arguments: list[str]) -> None:
-    """Reject unreadable or endless flag files, which absl would read without limit.
+    """Reject flag files (--flagfile) that are unreadable or too large: absl reads without a limit.
 
     Raises:
         flags.Error: A flag file cannot be read within the size limit.
@@ -413,7 +416,7 @@ def _check_flag_files(arguments: list[str]) -> None:
 
 
 def _parse(program: str, own: list[str], arguments: list[str], role: str | None) -> list[str]:
-    """Parse the flags; exit with one line and code 1 if a flag is malformed."""
+    """Parse the flags; if a flag is malformed, print one line and exit with code 1."""
     try:
         _check_flag_files(arguments)
         words = list(FLAGS([program, *own, *arguments]))

@@ -1,4 +1,4 @@
-"""Flags of DGT, and the environment variables of the original DGT that set missing flags."""
+"""Flags of the router DGT, and the original DGT's environment variables that set these flags."""
 
 from __future__ import annotations
 
@@ -219,11 +219,12 @@ TOPIC = Topic(
 
 
 _ON_OFF = {"0": "false", "1": "true"}
-_Value = Callable[[str], Mapping[str, str]]  # a variable's text -> flag and its text
+# Function: text of an environment variable -> {name of a flag: text of the flag}
+_Value = Callable[[str], Mapping[str, str]]
 
 
 def _to(name: str, words: Mapping[str, str] | None = None) -> _Value:
-    """Return a function from a variable's text to the flag's text, unchanged or looked up."""
+    """Return a function from a variable's text to a flag's text: the same text, or by `words`."""
 
     def translate(text: str) -> dict[str, str]:
         if words is None:
@@ -240,7 +241,7 @@ def _percent(text: str) -> dict[str, str]:
 
 
 def _mode(text: str) -> dict[str, str]:
-    """Translate ENABLE_DGT; GeoMX sends over the stream with 2, and in four bits with 3."""
+    """Translate ENABLE_DGT to flags; 2 is sending over the gRPC stream, 3 is also in four bits."""
     modes = {"2": {"dgt_transport": "grpc"}}
     modes |= {"0": {}, "1": {}, "3": modes["2"] | {"dgt_low_bits": "4"}}
     if text not in modes:
@@ -248,7 +249,8 @@ def _mode(text: str) -> dict[str, str]:
     return modes[text]
 
 
-#: Environment variable of the original DGT, or of GeoMX -> function to flags and their text.
+#: Environment variable of the original DGT, or of GeoMX -> function from the variable's text to
+#: flags and their texts.
 VARIABLES: dict[str, _Value] = {
     "ENABLE_DGT": _mode,
     "DMLC_UDP_CHANNEL_NUM": _to("dgt_channels"),
@@ -266,7 +268,8 @@ VARIABLES: dict[str, _Value] = {
     "CLEAR_ZERO": _to("dgt_clear_zero", _ON_OFF),
     "PS_DROP_MSG": _percent,
 }
-#: Variable that is not read -> advice. Values are not logged: SUDO_PASSWD is a password.
+#: Environment variable of the original DGT that Thinwire does not read -> advice to the user. The
+#: variables' values are not logged, because SUDO_PASSWD is a password.
 NOT_READ = {
     "NS_DELAY": "give --dgt_pace_mbps, a rate instead of pauses",
     "ENABLE_ENCODE": "give --dgt_low_bits=16, 8 or 4; 2 bits are not supported",
@@ -276,14 +279,14 @@ NOT_READ = {
 
 
 def fill(values: flags.FlagValues, variables: Mapping[str, str]) -> None:
-    """Set missing flags from the variables of the original DGT, and log each flag.
+    """Set flags that were not given from the original DGT's variables, and log each set flag.
 
     Args:
-        values: The parsed flags.
-        variables: Environment variables, by name.
+        values: Parsed flags of this process. This function changes them.
+        variables: Environment variables of this process: name -> text.
 
     Raises:
-        ConfigurationError: The flag does not accept the value of its variable.
+        ConfigurationError: A flag does not accept the text of its environment variable.
     """
     for variable, translate in VARIABLES.items():
         text = variables.get(variable, "").strip()
@@ -303,16 +306,17 @@ def fill(values: flags.FlagValues, variables: Mapping[str, str]) -> None:
 
 
 def _give(values: flags.FlagValues, variable: str, text: str, name: str, word: str) -> None:
-    """Set one flag to a variable's value, as the command line does."""
+    """Set one flag from an environment variable, as if it was given on the command line."""
     flag = values[name]
     if flag.present:
         logging.info("--%s=%s wins over %s=%s", name, flag.value, variable, text)
         return
     try:
-        setattr(values, name, flag.parser.parse(word))  # runs the flag's rules
+        # Assigning a value runs the flag's validation rules
+        setattr(values, name, flag.parser.parse(word))
     except (flags.Error, ValueError) as error:
         raise _bad(variable, text, error) from error
-    # A Cluster passes flags to its nodes only if they are present.
+    # A Cluster passes a flag to its nodes only if absl counts the flag as present.
     flag.present, flag.using_default_value = 1, False
     logging.info("--%s=%s, from %s=%s", name, flag.value, variable, text)
 
@@ -324,10 +328,11 @@ def _bad(variable: str, text: str, error: Exception) -> ConfigurationError:
 
 
 def transport(given: flags.FlagValues, router: str) -> Transport:
-    """Return the settings of the datagrams' transport.
+    """Return the settings of DGT's transport of datagrams, from the flags.
 
     Raises:
-        ConfigurationError: A flag of the transport differs from its default without --router=dgt.
+        ConfigurationError: A flag of the transport differs from its default, but --router is not
+            dgt.
     """
     settings = {field.name: getattr(given, field.name) for field in dataclasses.fields(Transport)}
     for name, value in settings.items():

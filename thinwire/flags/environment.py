@@ -1,9 +1,9 @@
-"""``THINWIRE_FLAGS``: flags in the environment, for every process of Thinwire that reads flags.
+"""Reads ``THINWIRE_FLAGS``, an environment variable with flags for every process of Thinwire.
 
-Only this module reads the variable. The order of precedence is the same everywhere: the command
-line, or a script's arguments of `distribute`; then THINWIRE_FLAGS; then the role and addresses from
-TF_CONFIG or a scheduler; then the defaults. A process uses only the flags of its role, because one
-variable is often set for all processes of a job.
+In every process, a flag's value comes from the first of these sources that sets the flag: the
+command line, or a script's arguments of `distribute`; THINWIRE_FLAGS; the role and addresses from
+TF_CONFIG or a scheduler; the default. A process uses only the flags of its role from
+THINWIRE_FLAGS, because the variable is often set for all processes of a job.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from thinwire.flags.registration import define
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.flags import Topic
 
-#: Name of the environment variable.
+#: Name of the environment variable that holds flags.
 VARIABLE = "THINWIRE_FLAGS"
 
 
 def flags_of(environment: Mapping[str, str], topics: Sequence[Topic]) -> dict[str, list[str]]:
-    """Return each flag that the variable sets, with the words that set it on a command line.
+    """Return flag -> words of a command line, for each flag that THINWIRE_FLAGS sets.
 
     Args:
         environment: Environment variables of this process.
-        topics: Every flag of every role.
+        topics: Tables of every flag of every role.
 
     Raises:
-        ConfigurationError: The variable is not a list of flags.
+        ConfigurationError: The text of THINWIRE_FLAGS is not a list of flags with valid values.
     """
     text = environment.get(VARIABLE, "")
     if not text.strip():

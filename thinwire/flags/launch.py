@@ -1,4 +1,4 @@
-"""Flags of the Cluster role: the launcher, the hosts of its nodes, and restarts."""
+"""Flags of the Cluster role: its launcher, the hosts of its nodes, and the nodes' restarts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _IS_NAME = FlagRule(lambda text: bool(text.strip()), "must not be empty")
 
 
 def amounts(given: Sequence[str]) -> dict[str, float]:
-    """Parse ``name=amount`` words into resource -> amount.
+    """Parse ``name=amount`` words, for example ``cpus=4``, into resource -> amount.
 
     Raises:
         ValueError: A word is malformed, or an amount is not a finite number above 0.
@@ -189,23 +189,24 @@ TOPICS = (
         ),
     ),
 )
-#: Log messages when a node has died: node, exit code, pause in seconds; node, exit code, flag.
+#: Formats of log messages when a node has died. AGAIN takes the node, its exit code and the pause
+#: in seconds; NOT_AGAIN takes the node, its exit code and the name of the restart flag.
 AGAIN = "%s died (code %d); starting it again in %g s"
 NOT_AGAIN = (
     "%s ended with code %d and is not started again: the node has reached the limit of %s "
     "within --restart_window_seconds, or a restart cannot correct this exit code"
 )
-#: Names of the flags that only a Cluster reads; the nodes do not get these flags.
+#: Names of the flags that only a Cluster reads. The Cluster does not pass these flags to nodes.
 NAMES = tuple(option.name for topic in TOPICS for option in topic.options)
 #: Flags that `thinwire run` inserts before the user's flags.
 SCRIPT_DEFAULTS = (
     "--type_node=Cluster",
     "--model_from=worker",
     "--nb_workers=2",
-    "--method=bsp",  # trains like the script alone, unlike all other methods
+    "--method=bsp",  # bsp alone trains as the script without Thinwire does
 )
 _SLURM = "slurm"
-#: Flag -> launchers that read the flag.
+#: Name of a flag -> values of --launcher for which the flag has an effect.
 _HEEDED_BY = {
     "hosts_file": ("ssh",),
     "sync_dst_dir": ("ssh",),
@@ -222,13 +223,14 @@ SCRIPT_NAMES = tuple(option.name for option in _SCRIPT.options)
 
 
 def check(runs_script: bool = False) -> str:
-    """Check the launcher's flags, and return the launcher's name.
+    """Reject flags that contradict the launcher; return the launcher's name, for example "ssh".
 
     Args:
-        runs_script: True if the workers run a script instead of their role.
+        runs_script: True if the workers run a user's script, False if they run the Worker role.
 
     Raises:
-        ConfigurationError: A flag has no effect with this launcher, or a required flag is missing.
+        ConfigurationError: A given flag has no effect with this launcher, or the launcher lacks a
+            required flag.
     """
     for name in () if runs_script else SCRIPT_NAMES:
         if _is_set(name):
@@ -257,10 +259,10 @@ def check(runs_script: bool = False) -> str:
 
 
 def launcher_here() -> str:
-    """Return the launcher's name, from the flags and from the place where this process runs.
+    """Return the launcher's name from the flags; without flags, "slurm" or "local".
 
     Raises:
-        ConfigurationError: Slurm's variables cannot be read.
+        ConfigurationError: Slurm's environment variables cannot be parsed.
     """
     if FLAGS.launcher or FLAGS.hosts_file:
         return str(FLAGS.launcher or "ssh")
@@ -272,7 +274,7 @@ def step_here() -> SlurmStep:
     """Return the Slurm step in which this process is a task.
 
     Raises:
-        ConfigurationError: This process is not a task of a step with several tasks.
+        ConfigurationError: This process is not a task of a Slurm step with several tasks.
     """
     step = step_of(os.environ)
     if step is None:
@@ -284,18 +286,18 @@ def step_here() -> SlurmStep:
 
 
 def part_here() -> SlurmStep | None:
-    """Return the Slurm step that starts the run's nodes; None if this process starts all nodes."""
+    """Return the Slurm step whose tasks start the run's nodes; None if this process starts all."""
     return step_here() if FLAGS.type_node == "Cluster" and launcher_here() == _SLURM else None
 
 
 def fill_from_slurm(runs_script: bool) -> None:
-    """Set --nb_workers and --ps_hosts from the Slurm step; do nothing outside a step.
+    """Set --nb_workers and --ps_hosts from the Slurm step; do nothing outside a Slurm step.
 
     Args:
-        runs_script: True if SCRIPT_DEFAULTS stand before the user's flags.
+        runs_script: True if `SCRIPT_DEFAULTS` were inserted before the user's flags.
 
     Raises:
-        ConfigurationError: A flag contradicts the step.
+        ConfigurationError: A given flag contradicts the Slurm step, for example --nb_workers.
     """
     step = part_here()
     if step is None:
@@ -321,10 +323,10 @@ def fill_from_slurm(runs_script: bool) -> None:
 
 
 def refuse_elsewhere(run: Run) -> None:
-    """Reject the launcher's flags on a node that does not start nodes.
+    """Reject the launcher's flags on a node whose role starts no other nodes.
 
     Raises:
-        ConfigurationError: A flag of the launcher is set.
+        ConfigurationError: A flag of the launcher differs from its default.
     """
     for name in NAMES:
         if _is_set(name):
@@ -335,15 +337,16 @@ def refuse_elsewhere(run: Run) -> None:
 
 
 def _is_set(name: str) -> bool:
-    """Return True if a flag's value is not its default; a --flagfile may set flags to defaults."""
+    """Return True if a flag differs from its default, which a --flagfile may set explicitly."""
     return bool(FLAGS[name].value != FLAGS[name].default)
 
 
 def remote_python() -> str:
-    """Return the Python interpreter of nodes on other hosts.
+    """Return the path of the Python interpreter that runs nodes on other hosts.
 
     Raises:
-        ConfigurationError: The path is relative: its meaning depends on the current folder.
+        ConfigurationError: The path of --remote_python is relative, so it depends on the current
+            folder.
     """
     python: str = FLAGS.remote_python or sys.executable
     if "/" in python and not python.startswith("/"):
@@ -354,7 +357,7 @@ def remote_python() -> str:
 
 
 def refuse_chosen_addresses() -> None:
-    """Reject addresses that only shards on this host can have.
+    """Reject --ip_PS and --port=0, which only PS shards on the launching host can use.
 
     Raises:
         ConfigurationError: --ip_PS is set, or --port is 0.

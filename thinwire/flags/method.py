@@ -1,4 +1,4 @@
-"""Flags of the training method: policies, hyper-parameters, guards; equal on all nodes."""
+"""Flags of the training method (policies, hyper-parameters, guards), equal on all nodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from thinwire.runtime.run.flags import (
     words,
 )
 
-#: Help text for the default of a policy flag: --method chooses the policy.
+#: Help text that stands for the default of a policy's flag: --method chooses the policy.
 _OF_METHOD = "the method's"
 
 _ADVANCED = (

@@ -1,4 +1,4 @@
-"""Flags for logs and metrics of a run."""
+"""Flags for the log levels and the metrics ports of a run's nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HIGHEST_PORT = 65535
 
 
 def _parts(text: str) -> tuple[str, str]:
-    """Split an entry of --log_level into (role or node, level); an empty name means all nodes."""
+    """Split an entry of --log_level into (role or node, level); an empty role means all nodes."""
     who, equals, level = text.rpartition("=")
     return (who.strip().lower() if equals else "", level.strip().lower())
 
@@ -78,11 +78,11 @@ TOPICS = (
 
 
 def level_of(entries: list[str], role: str, node: str) -> str:
-    """Return a node's level: the entry of the node, else of its role, else of all nodes.
+    """Return a node's log level: the entry for the node, else for its role, else for all nodes.
 
     Args:
-        entries: Values of --log_level.
-        role: Name of the role, for example "worker".
+        entries: Entries of --log_level, for example "worker=info".
+        role: Name of the node's role, for example "worker".
         node: Name of the node, for example "worker-3".
 
     >>> level_of(["warning", "worker=info", "worker-3=debug"], "worker", "worker-3")
@@ -93,13 +93,13 @@ def level_of(entries: list[str], role: str, node: str) -> str:
 
 
 def check(run: Run, given: flags.FlagValues) -> None:
-    """Reject unusable flags for logs and metrics.
+    """Reject flags for logs and metrics that cannot work in this run.
 
-    Reject a port for a role that opens none, a port out of range, metrics that other machines can
-    read without a login, and a log level for an unknown node.
+    Reject a metrics port for a role that opens no port, a port out of range, metrics that other
+    machines can read without a login, and a log level for an unknown node.
 
     Raises:
-        ConfigurationError: A flag is unusable; the message names the flag.
+        ConfigurationError: A flag for logs or metrics cannot work. The message names the flag.
     """
     _check_levels(run, given.log_level)
     port: int = given.metrics_port
@@ -143,7 +143,7 @@ def _check_levels(run: Run, entries: list[str]) -> None:
 
 
 def port_of(base: int, role: str, number: int, nb_ps: int, nb_workers: int) -> int:
-    """Return the metrics port of a node of a Cluster.
+    """Return the port at which a node of a Cluster serves its metrics, counted from `base`.
 
     >>> [port_of(9400, *node, 2, 4) for node in [("PS", 1), ("Worker", 1), ("Supervisor", 0)]]
     [9401, 9402, 9406]

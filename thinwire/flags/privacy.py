@@ -1,4 +1,4 @@
-"""Flags of differential privacy; equal on all nodes, except --dp_delta."""
+"""Flags of differential privacy. All nodes have equal values, except for --dp_delta."""
 
 from __future__ import annotations
 

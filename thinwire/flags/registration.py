@@ -1,4 +1,4 @@
-"""Registers tables of flags with absl, for the command line or in a separate set of flags."""
+"""Registers tables of flags with absl, as flags of the command line or of another `FlagValues`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from absl import flags
 
 from thinwire.runtime.run.flags import FlagRule, Option, Topic
 
-_IS_FINITE = FlagRule(math.isfinite, "must be a finite number")  # NaN passes absl's bounds
+_IS_FINITE = FlagRule(math.isfinite, "must be a finite number")  # absl's bounds accept NaN
 
 
 def define(*topics: Topic, flag_values: flags.FlagValues = flags.FLAGS) -> None:
-    """Register all flags of the topics with `flag_values`, with their rules."""
+    """Register all flags of the topics, and the rules for their values, with `flag_values`."""
     for topic in topics:
         for option in topic.options:
             _define(option, flag_values, topic.title)

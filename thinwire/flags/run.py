@@ -1,6 +1,7 @@
-"""Flags of a run as a whole, equal on every node, and the construction of a `Run` from them.
+"""Flags of a run as a whole, equal on every node; builds a `Run` from the flags.
 
-Roles receive a `Run` (thinwire.runtime.run.settings) and do not read these flags.
+The roles' main functions receive a `Run` (thinwire.runtime.run.settings) and do not read the flags
+of this module.
 """
 
 from __future__ import annotations
@@ -62,28 +63,33 @@ from thinwire.runtime.run.target import Target, is_target
 from thinwire.runtime.telemetry import predictions
 
 FLAGS = flags.FLAGS
-#: Roles that run the synchronization rule and read --draws; other nodes may lack the file.
+#: Roles that run the synchronization rule and therefore read the file of --draws. Hosts of other
+#: roles may lack the file.
 _ROLES_THAT_DRAW = ("PS", "Simulator")
-#: Roles that split the training set and check --data_sharding_file; other nodes may lack the file.
+#: Roles that split the training set and check the file of --data_sharding_file. Hosts of other
+#: roles may lack the file.
 _ROLES_THAT_SPLIT = ("Worker", "Cluster", "Simulator")
-#: Roles that write a summary or start the role that does; other nodes may lack --advice's file.
+#: Roles that write summary.json, or start the role that writes it, and therefore read the file of
+#: --advice. Hosts of other roles may lack the file.
 _ROLES_THAT_RECORD = ("Supervisor", "Cluster", "Simulator", "Standalone")
 
-#: Roles that start from the beginning each time.
+#: Roles that never resume an earlier run.
 _NEVER_RESUMED = ("Simulator", "Advisor")
-#: Roles that compute no epsilon and so do not need the package dp-accounting.
+#: Roles that compute no epsilon of differential privacy and so do not need the package
+#: dp-accounting.
 _ROLES_WITHOUT_ACCOUNT = ("Worker", "Supervisor")
 
 _IS_DEVICE = FlagRule(
     lambda device: re.fullmatch(r"auto|cpu|gpu:\d+", device) is not None,
     "must be auto, cpu or gpu:N",
 )
-#: Default of --iter_max if the flags name the model. A script ends at the end of its fit.
+#: Default of --iter_max if the flags name the model. A script's run has no default: it ends with
+#: its fit.
 _ITER_MAX = 100_000
-#: Reason, as part of an error message, why --fraction and --draws exclude scripts.
+#: Part of error messages: the reason why scripts cannot use --fraction and --draws.
 ALL_FIT = "all workers of a script start and end fit together, so none may skip a round"
-#: Default of --compression_rate for scripts: a script's few epochs are too short to converge with
-#: 1 % of the entries (docs/guide/examples.md).
+#: Default of --compression_rate for scripts, as a fraction of the gradient's entries: a script's
+#: few epochs are too short to converge with 1 % of the entries (docs/guide/examples.md).
 SCRIPT_COMPRESSION_RATE = 0.1
 _IS_TARGET = FlagRule(
     is_target,
@@ -389,15 +395,16 @@ TOPICS = (
     _MODEL_AND_DATA,
     _STOP,
 )
-#: Topics that only matter to nodes that exchange gradients.
+#: Topics of flags that only matter to nodes that exchange gradients.
 OF_EXCHANGES = (CODEC, dgt.TOPIC, GUARDS, PRIVACY)
 
 
 def read_run(given: flags.FlagValues = FLAGS) -> Run:
-    """Return the settings of the run from flags, by default from the command line.
+    """Return a run's settings from flags, by default from the flags of the command line.
 
     Raises:
-        ConfigurationError: Values contradict each other, or a name or file does not exist.
+        ConfigurationError: Flags contradict each other, or a name or file that a flag gives does
+            not exist.
     """
     if given.overwrite and given.resume:
         raise ConfigurationError(
@@ -466,7 +473,7 @@ def _reports_top5(given: flags.FlagValues) -> bool:
 
 
 def _named_like_fields(given: flags.FlagValues, settings: type) -> dict[str, Any]:
-    """Return the values of flags that have the names of a dataclass's fields, by name."""
+    """Return name -> value for the flags whose names are fields of a dataclass."""
     names = [field.name for field in dataclasses.fields(settings)]
     return {name: given[name].value for name in names if name in given}
 
@@ -479,7 +486,7 @@ def _iter_max(given: flags.FlagValues) -> int | None:
 
 
 def _target(given: flags.FlagValues) -> Target | None:
-    """Return the target of --target or --target_accuracy."""
+    """Return the metric's target from --target or --target_accuracy; None without these flags."""
     if given.target is None:
         bound = given.target_accuracy
         return None if bound is None else Target.of_accuracy(bound)
@@ -492,7 +499,7 @@ def _target(given: flags.FlagValues) -> Target | None:
 
 
 def _run_dir(given: flags.FlagValues) -> pathlib.Path:
-    """Return --run_dir; the default has the name of a user's model or of the data set."""
+    """Return --run_dir; its default is named after the method and the model or data set."""
     subject = pathlib.Path(given.model).stem if given.model else given.dataset
     words = [given.method, subject, *([given.task] if given.task != CLASSIFICATION else [])]
     return pathlib.Path(given.run_dir or f"runs/{'-'.join(words)}")
@@ -517,7 +524,7 @@ def _addresses(given: flags.FlagValues) -> tuple[str, ...]:
 
 
 def _check_partition(given: flags.FlagValues) -> None:
-    """Reject flags that the chosen --partition does not use."""
+    """Reject flags that have no effect with the chosen --partition of the training set."""
     path = given.data_sharding_file
     if (path is not None) != (given.partition == "file"):
         raise ConfigurationError(
@@ -551,7 +558,7 @@ def _check_partition(given: flags.FlagValues) -> None:
 
 
 def _check_files(given: flags.FlagValues) -> None:
-    """Reject missing files before the run starts; the run itself would fail only later."""
+    """Reject flags that name a missing file, on which the run would fail after its start."""
     folder = None if given.data_dir is None else pathlib.Path(given.data_dir)
     if folder is not None and not (folder.is_dir() and any(folder.iterdir())):
         raise ConfigurationError(
@@ -568,7 +575,7 @@ def _check_files(given: flags.FlagValues) -> None:
 
 
 def _check_model_from(given: flags.FlagValues) -> None:
-    """Reject flags that contradict --model_from: a named model, and rounds without all workers."""
+    """Reject a named model, and rounds without all workers, if --model_from=worker."""
     if given.model_from == FROM_FLAGS:
         if given.schedule_clock != given["schedule_clock"].default:
             raise ConfigurationError(
@@ -619,10 +626,10 @@ def _method(given: flags.FlagValues, nb_ps: int) -> Method:
 
 
 def _with_script_optimizer(choices: Choices, kind: Kind, given: flags.FlagValues) -> Choices:
-    """Return the choices with the script's compiled optimizer, unless flags choose an optimizer.
+    """Return the method's choices with the script's optimizer, unless flags choose an optimizer.
 
-    The script's optimizer runs on the PS if workers push gradients, and on the workers if they push
-    changes of weights.
+    The script's compiled optimizer runs on the PS if workers push gradients, and on the workers if
+    workers push changes of weights.
     """
     if kind is Kind.GRADIENT and choices.overrides["server_optimizer"] is None:
         return dataclasses.replace(
@@ -634,7 +641,7 @@ def _with_script_optimizer(choices: Choices, kind: Kind, given: flags.FlagValues
 
 
 def _check_collective(given: flags.FlagValues, method: Method, nb_ps: int) -> None:
-    """Reject idle shards, and flags of collectives if the run has no collective."""
+    """Reject PS shards without work, and flags of all-reduces if the run exchanges with a PS."""
     check_shards(method, nb_ps)
     for name in ("worker_port", "collective_sync_every"):
         if method.collective == THROUGH_PS and given[name].value != given[name].default:
@@ -645,7 +652,7 @@ def _check_collective(given: flags.FlagValues, method: Method, nb_ps: int) -> No
 
 
 def _draws(given: flags.FlagValues) -> tuple[tuple[int, ...], ...] | None:
-    """Return the rounds of --draws; empty on roles that do not read it, None without --draws."""
+    """Return the rounds of --draws; empty on roles that do not read the file, None without it."""
     if given.draws is None:
         return None
     return read_draws(given.draws, given.nb_workers) if given.type_node in _ROLES_THAT_DRAW else ()
@@ -664,7 +671,7 @@ def _guards(given: flags.FlagValues, method: Method) -> Guards:
 
 
 def _groups(given: flags.FlagValues) -> dict[str, Any]:
-    """Return the fields of Choices about groups: fixed groups, or settings of automatic groups."""
+    """Return the fields of `Choices` on groups of workers: fixed groups, or settings for auto."""
     if given.groups is not None and given.groups_file is not None:
         raise ConfigurationError("--groups and --groups_file were both given; leave one out.")
     if given.groups == "auto":
@@ -681,7 +688,7 @@ def _groups(given: flags.FlagValues) -> dict[str, Any]:
 
 
 def _auto_groups(given: flags.FlagValues) -> AutoGroups:
-    """Return the settings of --groups=auto; default: 10 updates per worker, and 60 seconds."""
+    """Return the settings of --groups=auto. The defaults are 10 updates per worker and 60 s."""
     updates, seconds = given.groups_warmup_updates, given.regroup_interval_seconds
     return AutoGroups(
         10 * given.nb_workers if updates is None else updates, 60.0 if seconds is None else seconds

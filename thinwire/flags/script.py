@@ -1,4 +1,4 @@
-"""Flags that have no effect on a script's run, with reasons; `thinwire run` rejects the flags."""
+"""Rejects flags that have no effect on a script's run, and names the reason for each flag."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from thinwire.ops.types import ConfigurationError, Kind
 from thinwire.runtime.run.script_target import ScriptTarget
 
 _MODEL_AND_DATA = next(topic for topic in run_flags.TOPICS if topic.title == "Model and data")
-#: Flag of the model or the data, which a script brings -> reason for the rejection.
+#: Name of a flag of the model or the data, which a script defines itself -> reason for rejecting
+#: the flag.
 OWN_MODEL_AND_DATA = {
     option.name: "the script brings its own model and data"
     for option in _MODEL_AND_DATA.options
@@ -22,7 +23,7 @@ OWN_MODEL_AND_DATA = {
 _COMPUTES = "the script itself computes the gradients"
 _EVALUATES = "a script evaluates by its own fit(validation_data=...)"
 COMPILED = "the optimizer is the one that the script compiles"
-#: Flag that has no effect on a script's run -> reason for the rejection.
+#: Name of a flag that has no effect on a script's run -> reason for rejecting the flag.
 NEVER = OWN_MODEL_AND_DATA | {
     "batch_size": "the script's fit sets the batch size",
     "slowdown": _COMPUTES,
@@ -36,12 +37,14 @@ NEVER = OWN_MODEL_AND_DATA | {
     "num_restarts": "`thinwire run` counts the restarts",
 }
 _RATES = ("learning_rate", "lr_schedule")
-#: Names that scripts often use for their own arguments, in addition to `NEVER`.
+#: Names of Thinwire's flags, in addition to `NEVER`, that scripts often use for their own
+#: arguments.
 _OFTEN_OF_SCRIPTS = (
     *("device", "epochs", "help", "iter_max", "log_level", "max_seconds", "overwrite", "port"),
     *("quiet", "resume", "run_dir", "seed", "shard", "target"),
 )
-#: Kind of update that workers push -> flags of the optimizer that the script replaces.
+#: Kind of update that workers push -> names of the optimizer flags that the script's optimizer
+#: replaces.
 OPTIMIZER = {
     Kind.GRADIENT: ("server_optimizer", "momentum", "weight_decay", *_RATES),
     Kind.DELTA: (
@@ -54,13 +57,14 @@ _USUAL = {*NEVER, *_OFTEN_OF_SCRIPTS, *itertools.chain(*OPTIMIZER.values())}
 
 
 def misplaced(target: ScriptTarget, known: Collection[str]) -> str:
-    """Return a warning about flags of Thinwire after the script, which only the script receives.
+    """Return a warning about flags of Thinwire that stand after the script on the command line.
 
-    Names that scripts often use, names in the script's text, and all words after ``--`` belong to
-    the script: the function ignores them.
+    Only the script receives the words after its name. No warning is given for names that scripts
+    often use, names in the script's text, and all words after ``--``: these words are meant for the
+    script.
 
     Args:
-        target: The script and its arguments.
+        target: Script of the command line, with its arguments.
         known: Names of all flags of Thinwire, without dashes.
 
     Returns:
@@ -88,17 +92,18 @@ def refuse(given: Iterable[str]) -> None:
     """Reject flags that have no effect on a script's run.
 
     Raises:
-        ConfigurationError: A flag has no effect; the message names the flag.
+        ConfigurationError: A given flag has no effect on a script's run. The message names the
+            flag.
     """
     _refuse(given, NEVER | dict.fromkeys(OPTIMIZER[Kind.DELTA], COMPILED))
 
 
 def refuse_optimizer(given: Iterable[str], method: Method) -> None:
-    """Reject flags of the optimizer and the learning rate, which the script brings.
+    """Reject flags of the optimizer and learning rate, which the script's compile sets.
 
     Args:
         given: Names of the flags on the command line.
-        method: Method of the run.
+        method: Training method of the run.
 
     Raises:
         ConfigurationError: A flag of the optimizer is given; the message names the flag.

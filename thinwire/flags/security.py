@@ -1,4 +1,4 @@
-"""Flags for authentication and encryption: certificates and the token; equal for all roles."""
+"""Flags for authentication and encryption (TLS certificates, token), equal for all roles."""
 
 from __future__ import annotations
 
@@ -55,17 +55,19 @@ TOPIC = Topic(
 TOPICS = (TOPIC,)
 NAMES = tuple(option.name for option in TOPIC.options)
 
-#: Roles that connect to other nodes -> flag of the node's number; None for a single node.
+#: Role that connects to other nodes -> name of the flag with the node's number; None if a run has
+#: only one node of the role.
 _NUMBERED = {"PS": "id_ps", "Worker": "id_worker", "Supervisor": None}
 #: Roles that start nodes and pass their flags to the nodes.
 _STARTING = ("Cluster", "Advisor")
 
 
 def credentials(given: flags.FlagValues) -> Credentials:
-    """Return this node's credentials.
+    """Return the TLS certificates and token of this node, from the files that flags name.
 
     Raises:
-        ConfigurationError: A file is missing or unusable, or the role connects to no other node.
+        ConfigurationError: A credential file is missing or unusable, or a flag names a file
+            although the node's role connects to no other node.
     """
     if NAMES[0] not in given or given.type_node in _STARTING:
         return NO_CREDENTIALS
@@ -80,8 +82,8 @@ def check_nodes(given: flags.FlagValues, nb_ps: int, nb_workers: int) -> None:
 
     Args:
         given: Flags of the process that starts the nodes.
-        nb_ps: Number of shards.
-        nb_workers: Number of workers.
+        nb_ps: Number of PS shards of the run.
+        nb_workers: Number of workers of the run.
 
     Raises:
         ConfigurationError: The credentials of a node are missing or unusable.
@@ -95,7 +97,7 @@ def check_nodes(given: flags.FlagValues, nb_ps: int, nb_workers: int) -> None:
 
 
 def _of_node(given: flags.FlagValues, role: str, number: int) -> Credentials:
-    """Read the credentials of a node; raise ConfigurationError if a file is unusable."""
+    """Read a node's credential files; raise ConfigurationError if a file is unusable."""
     in_environment = os.environ.get("THINWIRE_TOKEN", "")
     if not in_environment and not any(given[name].value for name in NAMES):
         return NO_CREDENTIALS
@@ -118,9 +120,9 @@ def _of_node(given: flags.FlagValues, role: str, number: int) -> Credentials:
 
 
 def protection(given: flags.FlagValues) -> Protection:
-    """Return the protection of nodes that start with these flags.
+    """Return whether nodes with these flags encrypt messages and authenticate each other.
 
-    The function reads no file: the nodes' files may be on other hosts.
+    This function does not read the credential files, because they may be on other hosts.
     """
     encrypted = bool(given.tls_cert)
     token = given.token_file or os.environ.get("THINWIRE_TOKEN")

@@ -1,8 +1,9 @@
-"""The Slurm step of this process, from environment variables, and the nodes that a task starts.
+"""Reads this process's Slurm step from the environment; defines which nodes a task starts.
 
 ``srun thinwire run train.py`` starts one launcher process for every task. Rank r starts worker
 r + 1. Rank 0 also starts the Supervisor. The first task of each host also starts PS shards: shard s
-runs on host s modulo the number of hosts. So every task knows all addresses from the variables.
+runs on host s modulo the number of hosts. So every task computes the addresses of all shards from
+Slurm's variables.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from collections.abc import Iterator, Mapping
 
 from thinwire.ops.types import ConfigurationError
 
-#: Range of PS ports, 20000 to 31999: below the ephemeral ports of Linux (from 32768), and above
-#: the ports of most services. A step gets 16 consecutive ports.
+#: Range of PS ports, 20000 to 31999: below the ephemeral ports of Linux (from 32768), and above the
+#: ports of most services. A Slurm step gets 16 consecutive ports of this range.
 _FIRST_PORT, _NUM_PORTS, _PORTS_OF_STEP = 20000, 12000, 16
 _COUNT = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
@@ -27,13 +28,13 @@ class SlurmStep:
     """A Slurm step of several tasks, and the position of this process in the step.
 
     Attributes:
-        rank: Rank of this task in the step, from 0.
-        host: Position of this task's host in `hosts`.
-        rank_on_host: Rank of this task on its host, from 0.
-        hosts: Names of the step's hosts.
-        tasks: Number of tasks on each host.
+        rank: Rank of this task in the Slurm step, from 0.
+        host: Index of this task's host in `hosts`.
+        rank_on_host: Rank of this task among the tasks on its host, from 0.
+        hosts: Names of the hosts on which the step's tasks run.
+        tasks: Number of the step's tasks on each host, in the order of `hosts`.
         first_port: Port of PS shard 0.
-        cpus_of_task: Number of CPUs of this task.
+        cpus_of_task: Number of CPUs that Slurm gives this task.
     """
 
     rank: int
@@ -46,16 +47,16 @@ class SlurmStep:
 
     @property
     def num_tasks(self) -> int:
-        """Number of tasks in the step, which is the number of workers."""
+        """Number of tasks in the Slurm step, which equals the run's number of workers."""
         return sum(self.tasks)
 
     @property
     def is_first(self) -> bool:
-        """True for rank 0, the task that does the one-time work of the run."""
+        """True for the task of rank 0, which does work that only one task may do."""
         return self.rank == 0
 
     def starts(self, role: str, number: int) -> bool:
-        """Return True if this task starts the node with this role and number."""
+        """Return True if this task starts the node with the given role and number."""
         if role == "Worker":
             return number == self.rank + 1
         if role == "PS":
@@ -63,11 +64,11 @@ class SlurmStep:
         return self.is_first
 
     def addresses(self, nb_ps: int, first_port: int | None = None) -> tuple[str, ...]:
-        """Return the address host:port of every shard.
+        """Return the address host:port of every PS shard, by shard id.
 
         Args:
-            nb_ps: Number of shards.
-            first_port: Port of shard 0; None: the step's first port.
+            nb_ps: Number of PS shards of the run.
+            first_port: Port of PS shard 0; None for `SlurmStep.first_port`.
         """
         hosts = self.hosts if len(self.hosts) > 1 else ("127.0.0.1",)
         first = first_port or self.first_port
@@ -77,11 +78,11 @@ class SlurmStep:
 def step_of(environment: Mapping[str, str]) -> SlurmStep | None:
     """Return the Slurm step in which this process is a task.
 
-    Return None outside a step of srun, and in a step of one task. A batch script also has a rank,
-    but it is not a step of srun.
+    Return None if srun has not started this process, and in a Slurm step of one task. A batch
+    script also has a rank variable, but srun has not started it.
 
     Raises:
-        ConfigurationError: Slurm's variables contradict each other or cannot be parsed.
+        ConfigurationError: Slurm's environment variables contradict each other or cannot be parsed.
     """
     if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
         return None
@@ -114,14 +115,14 @@ def step_of(environment: Mapping[str, str]) -> SlurmStep | None:
 
 
 def expand_hosts(nodes: str) -> tuple[str, ...]:
-    """Expand Slurm's compact list of hosts, in the list's order.
+    """Expand Slurm's compact list of hosts to host names, in the list's order.
 
     >>> expand_hosts("gpu[07-09,12],login1")
     ('gpu07', 'gpu08', 'gpu09', 'gpu12', 'login1')
     """
     hosts: list[str] = []
     for part in filter(None, _OUTER_COMMA.split(nodes.strip())):
-        pieces = _BRACKETS.split(part)  # text, range, text, range, text
+        pieces = _BRACKETS.split(part)  # alternating: text, range, text, range, text
         choices = [
             [piece] if even else list(_expand_ranges(piece))
             for even, piece in zip(itertools.cycle((True, False)), pieces, strict=False)
@@ -143,7 +144,7 @@ def _expand_ranges(text: str) -> Iterator[str]:
 
 
 def _expand_counts(text: str) -> tuple[int, ...]:
-    """Expand counts like ``2(x3),1`` to the number of tasks on each host."""
+    """Expand Slurm's counts like ``2(x3),1`` to the number of tasks on each host: 2, 2, 2, 1."""
     counts: list[int] = []
     for part in text.split(","):
         match = _COUNT.fullmatch(part)
@@ -156,7 +157,7 @@ def _expand_counts(text: str) -> tuple[int, ...]:
 
 
 def _port(environment: Mapping[str, str]) -> int:
-    """Return the port of shard 0: the first port that Slurm reserves, else a port by the job id."""
+    """Return PS shard 0's port: the first port that Slurm reserves, or a port by the job id."""
     if reserved := environment.get("SLURM_STEP_RESV_PORTS", ""):
         return int(next(_expand_ranges(reserved)))
     job, step = _number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID")

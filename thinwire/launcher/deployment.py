@@ -1,14 +1,14 @@
-"""Packs the code and the files that the ssh and Ray launchers send to hosts.
+"""Packs the Python code and the files that the ssh and Ray launchers send to hosts.
 
-One archive is unpacked into a folder of each host. The archive holds:
+Every host unpacks the same .tar.gz archive into a folder. The archive holds:
 
     thinwire/         the package; symbolic links of a checkout are replaced by their folders
     sent/FLAG/FILE    each file that a flag names and every node reads, for example --model
     sent/script/      the folder of the script
 
-The archive has no other top-level entry: a folder named `data` or `ops` would hide a module of the
-user's. These parts of the script's folder are not sent: hidden files, `__pycache__`, its `runs/`,
-and the token and key files that flags name.
+The archive has only the top-level entries `thinwire` and `sent`: a folder named `data` or `ops`
+would hide a module of the user's. These parts of the script's folder are not sent: hidden files,
+`__pycache__`, the folder `runs/`, and the token and key files that flags name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from thinwire.runtime.run.script_target import MODULE_OPTION
 
 FLAGS = flags.FLAGS
 #: Flags whose files stay on the launching host: no node reads the hosts file, and the token file
-#: is a secret.
+#: holds a secret.
 _NOT_SENT = ("hosts_file", "token_file")
 #: Flags that name secret files, which may be in the script's folder. In their values `{node}` is
 #: a placeholder for a node's name.
@@ -43,21 +43,23 @@ _LARGEST_ARCHIVE_BYTES = 256 << 20
 
 @dataclasses.dataclass(frozen=True)
 class CodeDeployment:
-    """Location of the code on a host, and the archive to unpack there."""
+    """Location of the Python code on a host, and the archive that the host unpacks."""
 
-    folder: str  # working directory of nodes; a relative path starts at the home directory
+    # Working directory of nodes on the host; a relative path starts at the home directory
+    folder: str
     node: tuple[str, ...]  # Python's arguments that run a node on the host
     script: tuple[str, ...]  # Python's arguments that run a script on the host
     watchdog: tuple[str, ...]  # Python's arguments that run the watchdog on the host
     flags: tuple[str, ...]  # flags that name copied files, with the files' paths on the host
-    archive: bytes | None  # .tar.gz to unpack in `folder`; None if the host has the code already
+    # .tar.gz that the host unpacks in `folder`; None if the host has the code already
+    archive: bytes | None
 
     def words(self, node: Node, own_flags: Sequence[str]) -> list[str]:
         """Return the arguments of Python on a node's command line on the host.
 
         Args:
             node: Node to start.
-            own_flags: Flags that the launcher adds for this host.
+            own_flags: Flags that the launcher adds to the node's command line for this host.
         """
         if node.script and self.archive is not None:
             if node.script[0] != MODULE_OPTION:
@@ -68,7 +70,7 @@ class CodeDeployment:
 
 
 def code_deployment(script_folder: pathlib.Path | None = None) -> CodeDeployment:
-    """Return where hosts have the code: the current folder, or the folder of --sync_dst_dir.
+    """Return where hosts have the code: this process's folder, or the folder of --sync_dst_dir.
 
     Args:
         script_folder: Folder of the script, copied with the code; None if the run has no script.
@@ -91,10 +93,10 @@ def code_deployment(script_folder: pathlib.Path | None = None) -> CodeDeployment
 
 
 def copied_code(folder: str, script_folder: pathlib.Path | None = None) -> CodeDeployment:
-    """Pack the code and the named files for a folder of each host.
+    """Pack the code, and the files that flags name, for a folder of each host.
 
     Args:
-        folder: Folder on the hosts.
+        folder: Folder of each host in which the archive is unpacked.
         script_folder: Folder of the script, copied with the code; None if the run has no script.
 
     Raises:
@@ -112,7 +114,7 @@ def copied_code(folder: str, script_folder: pathlib.Path | None = None) -> CodeD
 
 
 def pack(files: dict[str, pathlib.Path], script_folder: pathlib.Path | None = None) -> bytes:
-    """Return the archive, a .tar.gz.
+    """Return the archive that hosts unpack, as the content of a .tar.gz file.
 
     Args:
         files: Name of a flag -> the file that the flag names.
@@ -127,7 +129,7 @@ def pack(files: dict[str, pathlib.Path], script_folder: pathlib.Path | None = No
         def add(path: pathlib.Path, name: str, keeps: Callable[[str], bool]) -> None:
             def keep(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
                 _check_size(buffer, path)
-                info.uid = info.gid = 0  # does not reveal the files' owner to other hosts
+                info.uid = info.gid = 0  # hides the files' owner from the hosts
                 info.uname = info.gname = ""
                 return info if keeps(info.name) else None
 
@@ -144,10 +146,10 @@ def pack(files: dict[str, pathlib.Path], script_folder: pathlib.Path | None = No
 
 
 def unpack(archive: bytes, folder: pathlib.Path) -> None:
-    """Unpack an archive into a folder of this host.
+    """Unpack an archive of `pack` into a folder of this host.
 
-    Links that lead out of the folder are skipped, with a warning: Ray sends the folder to its
-    nodes, and would follow the links and send the files that they point to.
+    Symbolic links that lead out of the folder are skipped, with a warning: Ray sends the folder to
+    Ray's nodes, and would follow such a link and send the file that the link points to.
     """
 
     def keep(info: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
@@ -162,7 +164,7 @@ def unpack(archive: bytes, folder: pathlib.Path) -> None:
 
 
 def _named_files() -> dict[str, pathlib.Path]:
-    """Return flag -> file, for the flags that name a file that every node reads."""
+    """Return name of a flag -> file, for the flags that name a file that every node reads."""
     named = {
         name: pathlib.Path(str(FLAGS[name].value))
         for name in FLAGS
@@ -193,14 +195,14 @@ def _check_size(buffer: io.BytesIO, path: pathlib.Path) -> None:
 
 
 def _is_visible(name: str) -> bool:
-    """Return whether a file is sent: hidden files and compiled Python files are not."""
+    """Return False for hidden files and compiled Python files, which are not sent to hosts."""
     return not any(part == "__pycache__" or part.startswith(".") for part in name.split("/"))
 
 
 def _rule_of_script(folder: pathlib.Path) -> Callable[[str], bool]:
     """Return a predicate: whether a file of the script's folder, by its archive name, is sent.
 
-    Secrets of this run and records of earlier runs are not sent.
+    Token and key files of this run, and the records in the folder `runs/`, are not sent.
     """
     paths = [str(FLAGS[name].value) for name in _SECRETS if name in FLAGS and FLAGS[name].value]
     matches = (glob.glob(glob.escape(path).replace("{node}", "*")) for path in paths)

@@ -24,12 +24,12 @@ _TRAVELS = {
 
 
 def describe_run(run: Run, nodes: Sequence[Node], hosts: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of the description.
+    """Yield the lines that describe a run: its method, traffic, run directory and nodes.
 
     Args:
         run: The run's settings.
         nodes: Nodes that the run would start.
-        hosts: Host of each node; empty if all nodes run on this host.
+        hosts: Host of each node, in the order of `nodes`; empty if all nodes run on this host.
     """
     method = run.method
     yield f"method: {method.name} ({_policies(run)})"
@@ -80,7 +80,7 @@ def _figure(size: int | None, num_bytes: int) -> str:
 
 
 def _last_size(run: Run) -> int | None:
-    """Return the number of parameters of the last model trained in this run directory, or None."""
+    """Return the number of parameters of the run directory's last model; None without a model."""
     try:
         summary = json.loads((run.run_dir / "summary.json").read_text())
         return int(summary["num_parameters"]) or None

@@ -1,9 +1,9 @@
 """Finds the one-line reason and the documented exit code of an error that ends a script.
 
 Keras and TensorFlow surround an error raised in a model or within a `tf.function` with pages of
-text: the arguments of each layer, the traceback of the graph. This module extracts the reason from
-that text, for the launcher's last line (`thinwire.launcher.script`) and for a script that another
-launcher, or a shell, has started (`exit_with_reason`).
+text: the arguments of each layer, the traceback of the graph. This module extracts the one-line
+reason from these pages, for the last line of `thinwire run` (`thinwire.launcher.script`) and for a
+script that a shell, or a launcher other than Thinwire's, has started (`exit_with_reason`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from thinwire.runtime.run.settings import (
 )
 from thinwire.worker.script import RECORD, LeftBehind
 
-#: (module, exception) pairs that notify a script of the end of the run.
+#: (module, name of an exception) pairs. These exceptions notify a script of the end of its run.
 _ENDS = (("thinwire.worker.client.control", "RunHalted"), ("thinwire.script.session", "RunOver"))
 _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -42,9 +42,10 @@ _OF_GRAPH = re.compile(
     r"\s*(Graph execution error:|Detected at node |<stack traces|File \"|\[\[\{\{node |"
     r"\d+ root error\(s\) found|\d+ (successful|derived))"
 )
-#: Begins a note that this package adds to an error of the script, as `explain_batch` does.
+#: Prefix of a note that Thinwire adds to an error of the script, as `explain_batch` does.
 _NOTE = "Thinwire: "
-_NUMBER = re.compile(r"^\s*\(\d+\) ")  # number of one of several root errors
+# Number before one of several root errors in TensorFlow's text
+_NUMBER = re.compile(r"^\s*\(\d+\) ")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
@@ -78,11 +79,11 @@ def stop_reason_of(error: BaseException) -> str:
 
 
 def original_of(error: BaseException) -> BaseException:
-    """Return the original error if a library has replaced it by another error, or the error itself.
+    """Return the error that a library's error replaces, or `error` if it replaces none.
 
     TensorFlow's error of a training step replaces the error that the step recorded in `RECORD`.
-    AutoGraph and Keras raise a new error whose text quotes the original error; the chain of causes
-    and contexts leads to the original error.
+    AutoGraph and Keras raise a new error whose text quotes the original error; the new error's
+    chain of `__cause__` and `__context__` leads to the original error.
     """
     error = RECORD.cause_of(error)
     passed = {id(error)}
@@ -100,7 +101,7 @@ def _is_quoted(cause: BaseException, error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error in one line: an error of Thinwire unchanged, another error with its type."""
+    """Return an error's text in one line; an error not raised by Thinwire begins with its type."""
     error = original_of(error)
     text = _ESCAPES.sub("", str(error))
     if exit_code_of(error) is not None:
@@ -115,7 +116,8 @@ def reason_of(error: BaseException) -> str:
 def place_of(error: BaseException) -> str:
     """Return the script's line in an error's traceback, as ``file:line``, or an empty string.
 
-    The line is the innermost one in the script's own files, before the first frame of this package.
+    The line is the innermost line of the traceback in the script's own files, before the script's
+    first call into Thinwire.
     """
     frames = [*_before_thinwire(error.__traceback__)]
     script_frames = [frame for frame in frames if _is_of_script(frame.filename)]
@@ -123,10 +125,9 @@ def place_of(error: BaseException) -> str:
 
 
 def _before_thinwire(trace: TracebackType | None) -> Iterator[traceback.FrameSummary]:
-    """Yield the script's frames up to the first frame of this package that the script has called.
+    """Yield a traceback's frames from the script's first frame to its first call into Thinwire.
 
-    The first frames of a traceback, which run the script, belong to this package too and are
-    skipped.
+    The traceback begins with the frames of Thinwire that run the script. These frames are skipped.
     """
     frames = [*traceback.extract_tb(trace)]
     while frames and frames[0].filename.startswith(_PACKAGE):
@@ -144,11 +145,11 @@ def _is_of_script(name: str) -> bool:
 
 
 def exit_with_reason() -> None:
-    """Let a script that `thinwire run` has not started end with the reason as its last line.
+    """Make a script that `thinwire run` has not started end with the error's reason as last line.
 
-    An error of Thinwire is written as one line, and the process exits with the documented code. An
-    error of the script keeps its traceback. If the traceback does not end with the reason, a last
-    line repeats the reason.
+    An error of Thinwire is written as one line to stderr, and the process exits with the error's
+    documented exit code. An error of the script keeps its traceback. If the traceback does not end
+    with the reason, a last line repeats the reason.
     """
     before = sys.excepthook
 

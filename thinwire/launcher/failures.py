@@ -1,4 +1,4 @@
-"""The line on stderr by which a script's worker reports its end to its launcher."""
+"""Defines the lines on stderr by which a worker reports its script's end to the launcher."""
 
 from __future__ import annotations
 
@@ -7,35 +7,37 @@ import enum
 import json
 import sys
 
-#: Begins a failure report on stderr, which ends at the end of the line.
+#: Prefix of a failure report on stderr. The JSON object of the report ends at the line's end.
 FAILURE = "thinwire-failure "
 #: Line of stderr by which a script reports that it has run to its end.
 COMPLETED = "thinwire-completed"
 
 
 class Cause(enum.Enum):
-    """Cause of a failure, which decides how to continue."""
+    """Cause of a script's failure. The launcher chooses the remedy in its last line by it."""
 
     SCRIPT = "script"  # the script raised an error, or exited with a code other than 0
-    THINWIRE = "thinwire"  # Thinwire rejected an input; the text has the remedy
-    INTERRUPTED = "interrupted"  # a signal reached only this worker
-    LOST = "lost"  # the worker could not reach the PS; the script is not at fault
+    # Thinwire rejected a flag, call or value; the failure's text has the remedy
+    THINWIRE = "thinwire"
+    INTERRUPTED = "interrupted"  # a signal interrupted this worker alone, not the whole run
+    LOST = "lost"  # the worker could not reach the PS; the script has no error
     OTHER_RUN = "other run"  # the run directory holds a run of another script
     ELSEWHERE = "elsewhere"  # another worker failed, perhaps a worker of another launcher
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Why a script failed."""
+    """A script's failure on one worker, as the worker reports it to the launcher."""
 
     code: int  # exit code of the worker
-    text: str  # a message, or a traceback; may have several lines
+    text: str  # message or traceback of the error; may have several lines
     cause: Cause = Cause.SCRIPT
-    reason: str = ""  # reason in one line; empty if the last line of the text is the reason
+    # Reason of the failure in one line; empty if the last line of `text` is the reason
+    reason: str = ""
 
     @property
     def headline(self) -> str:
-        """The reason in one line."""
+        """The reason of the failure in one line."""
         return self.reason or self.text.rstrip().rpartition("\n")[2]
 
     @property
@@ -50,11 +52,11 @@ class Failure:
 
     @property
     def has_page(self) -> bool:
-        """Whether the text contains more than the reason."""
+        """Whether the failure's text contains more than its one-line reason."""
         return self.text.strip() != self.headline.strip()
 
     def last_line(self, worker: int, log: str) -> str:
-        """Return the last line of the launcher's output: the reason and the remedy.
+        """Return the last line of the launcher's output: the failure's reason and its remedy.
 
         Args:
             worker: Id of the worker that failed.
@@ -81,7 +83,7 @@ class Failure:
 
     @classmethod
     def read(cls, line: str) -> tuple[str, Failure | None]:
-        """Return the text before a failure report in a line, and the failure or None."""
+        """Return a line's text before a failure report, and the failure; None without a report."""
         before, mark, text = line.partition(FAILURE)
         if not mark:
             return line, None

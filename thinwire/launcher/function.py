@@ -1,8 +1,8 @@
 """``thinwire.run(function, ...)``: runs a Python function as every worker of a run.
 
-`run` writes the function and its arguments into the run directory, with a script that calls the
-function, and starts `thinwire run` with that script. Only files of the run directory are
-unpickled, never data received over the network.
+`run` pickles the function and its arguments into the run directory, next to a script that calls the
+function, and starts `thinwire run` with that script. Workers unpickle only files of the run
+directory, never data received over the network.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from thinwire.runtime.run.script_settings import SETTINGS_VARIABLE
 from thinwire.runtime.run.settings import EXIT_DONE
 
 _FOLDER, _CALL, _RESULT = "function", "call.pkl", "result.pkl"
-#: Script that every worker runs. It finds the pickled call in the folder that holds the script.
+#: Script that every worker runs. The pickled call is in the same folder as the script.
 _SCRIPT = """\
 # What is called: {digest}
 import pathlib
@@ -50,7 +50,7 @@ class RunFailed(Exception):
 
     Attributes:
         exit_code: Exit code of `thinwire run`.
-        run_dir: The run directory, with the logs.
+        run_dir: The run directory, which holds the nodes' logs.
     """
 
     def __init__(self, exit_code: int, run_dir: pathlib.Path, last_output: str) -> None:
@@ -62,15 +62,15 @@ class RunFailed(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class FunctionRun:
-    """A run that ended successfully.
+    """Result of a run of `thinwire.run` that ended successfully.
 
     Attributes:
         run_dir: The run directory.
         summary: Content of summary.json; empty if the run has not written the file.
-        value: Return value of the function on worker 1; None if the value could not be pickled, or
-            if worker 1 ran on a host that does not share the run directory's disk.
-        lost_output: How many lines the caller's stdout and stderr lack, and why; empty if no line
-            was lost.
+        value: Return value of the function on worker 1; None if the return value could not be
+            pickled, or if worker 1 ran on a host that does not share the run directory's disk.
+        lost_output: Report of how many lines of the run's output are missing on the caller's stdout
+            and stderr, and why; empty if no line was lost.
     """
 
     run_dir: pathlib.Path
@@ -99,7 +99,7 @@ def run(
 
     Raises:
         ConfigurationError: The function or its arguments cannot be pickled.
-        RunFailed: The run ended with an exit code other than 0.
+        RunFailed: The command `thinwire run` ended with an exit code other than 0.
         KeyboardInterrupt: The run was interrupted; the same call resumes the run.
     """
     name = getattr(function, "__name__", "function").strip("<>")
@@ -108,8 +108,8 @@ def run(
     settings = {"nb_workers": nb_workers, "run_dir": run_dir} | flags
     words = [_word(key, value) for key, value in settings.items() if value is not None]
     command = [sys.executable, *program.RUN, "run", *words, str(script)]
-    # Lost lines are reported by `close` at the end. A warning in the caller's log during the run
-    # could block on the same stalled reader as the repeated lines.
+    # `output.close` reports lost lines after the run. A warning in the caller's log during the run
+    # could block on the same stalled reader that made the lines of output wait.
     output = _RepeatedLines(Screen(on_first_loss=lambda _: None))
     supervised = watchdog_command(
         sys.executable, program.WATCHDOG, command, announce=False, silence_seconds=math.inf
@@ -129,10 +129,10 @@ def run(
 
 
 def call(folder: pathlib.Path) -> None:
-    """Call the pickled function of a folder, on a worker; worker 1 writes the return value.
+    """Call the pickled function on a worker; worker 1 writes the return value to a file.
 
     Args:
-        folder: Folder with the pickled call.
+        folder: Folder with the file of the pickled function and arguments.
     """
     document = cloudpickle.loads((folder / _CALL).read_bytes())
     sys.path[:] = [*sys.path, *(entry for entry in document["path"] if entry not in sys.path)]
@@ -140,7 +140,8 @@ def call(folder: pathlib.Path) -> None:
     value = function(*args)
     if not os.environ.get(SETTINGS_VARIABLE, "").endswith("worker-1.json"):
         return
-    # `folder` may be a copy of the script's folder; the launcher reads the run directory.
+    # The launcher reads the return value from the run directory, and `folder` may be a copy of the
+    # script's folder elsewhere.
     result_folder = pathlib.Path(os.environ[SETTINGS_VARIABLE]).parents[1] / _FOLDER
     try:
         result_folder.mkdir(exist_ok=True)
@@ -150,7 +151,7 @@ def call(folder: pathlib.Path) -> None:
 
 
 def _write_call(folder: pathlib.Path, function: Callable[..., Any], args: Sequence[Any]) -> str:
-    """Write the pickled call, and the script that performs the call; return the script's path."""
+    """Write the pickled function call and the script that executes it; return the script's path."""
     try:
         pickled = cloudpickle.dumps((function, tuple(args)))
     except Exception as error:
@@ -167,11 +168,12 @@ def _write_call(folder: pathlib.Path, function: Callable[..., Any], args: Sequen
 
 
 def _digest_of(function: Callable[..., Any], args: Sequence[Any]) -> str:
-    """Return the digest of a function, of the functions of its module that it uses, and of `args`.
+    """Return a digest of a function, the functions of its module that it uses, and `args`.
 
-    The script contains the digest, so a changed function is a changed script, which does not resume
-    the earlier run. The digest covers source text, not a pickle: a pickle contains the
-    number of a notebook's cell, which changes when the cell is evaluated again unchanged.
+    The script that every worker runs contains the digest. A changed function thus changes the
+    script, and a changed script does not resume the earlier run. The digest covers source text, not
+    a pickle: a pickle contains the number of a notebook's cell, which changes when the cell is
+    evaluated again unchanged.
     """
     digest = hashlib.sha256(cloudpickle.dumps(tuple(args)))
     for name, value in _used(function, {}).items():
@@ -180,9 +182,9 @@ def _digest_of(function: Callable[..., Any], args: Sequence[Any]) -> str:
 
 
 def _used(function: Any, known: dict[str, Any]) -> dict[str, Any]:
-    """Return name -> value of a function, and of the functions and constants that it uses.
+    """Return name -> value for a function and for the functions and constants that it uses.
 
-    Only functions of the same module are included.
+    Functions of modules other than the function's own module are left out.
     """
     code = getattr(function, "__code__", None)
     known[getattr(function, "__qualname__", type(function).__name__)] = function
@@ -231,7 +233,7 @@ def _word(name: str, value: Any) -> str:
 
 
 def _wait(process: SupervisedProcess) -> int:
-    """Return the exit code of the run; forward Ctrl-C to the run and raise it at the run's end."""
+    """Return the run's exit code; forward Ctrl-C to the run, and raise it when the run ends."""
     interrupted = False
     while (code := process.poll()) is None:
         try:
@@ -243,7 +245,7 @@ def _wait(process: SupervisedProcess) -> int:
             process.send_signal(signal.SIGINT)
     if interrupted:
         raise KeyboardInterrupt
-    process.wait()  # joins the threads that read the last lines of output
+    process.wait()  # joins the threads that read the last lines of the run's output
     return code
 
 
@@ -260,11 +262,11 @@ def _result(folder: pathlib.Path) -> Any:
 
 
 class _RepeatedLines:
-    """Repeats lines on the caller's `sys.stdout` and `sys.stderr`, which a notebook replaces.
+    """Repeats the run's lines on the caller's `sys.stdout` and `sys.stderr`.
 
     Attributes:
-        last_error: Last line of stderr, without the time and the level of a log line. It is the
-            reason if the run failed.
+        last_error: Last line of the run's stderr, without the time and level of a log line. If the
+            run failed, this line is the reason.
     """
 
     last_error = ""
@@ -273,13 +275,13 @@ class _RepeatedLines:
         self._screen = screen
 
     def on_line(self, line: str, is_error: bool) -> None:
-        """Repeat one line."""
+        """Write one line of the run's output to the caller's stdout or stderr."""
         if is_error and line.strip():
             self.last_error = LOG_PREFIX.sub("", line)
         self._screen.write(line, is_error, "the run")
 
     def close(self) -> str:
-        """Close the output; return a report of lost lines, and log it unless stderr is stalled."""
+        """Close the screen; return a report of lost lines, and log it if stderr accepts output."""
         self._screen.close()
         if self._screen.is_error_stalled:
             return "; ".join(filter(None, (copy.report() for copy in self._screen.copies)))

@@ -1,11 +1,11 @@
 """Reports the CPUs, packages and interfaces of a host, before the code is copied to the host.
 
 ``python -I - INTERFACE [PACKAGE...] < host_probe.py`` writes one line, ``thinwire-probe`` and a
-JSON object: ``cpus`` (number of usable CPUs), ``missing`` (required or named packages that are not
-installed), ``interfaces`` (names) and ``address`` (IPv4 address of INTERFACE, null if INTERFACE
-has no address).
+JSON object: ``cpus`` (number of CPUs that a process may use), ``missing`` (packages that Thinwire
+requires or the command line names, and that are not installed), ``interfaces`` (names of the
+network interfaces) and ``address`` (IPv4 address of INTERFACE, null if INTERFACE has no address).
 
-This file imports only the standard library, because the host's packages are not known yet.
+This file imports only the standard library, because it runs before the host's packages are known.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ import socket
 import struct
 import sys
 
-_SIOCGIFADDR = 0x8915  # Linux: ioctl that returns the IPv4 address of an interface
+_SIOCGIFADDR = 0x8915  # Linux ioctl that returns the IPv4 address of a network interface
 _NEEDED = ("absl", "grpc", "keras", "numpy", "tensorflow")
 
 

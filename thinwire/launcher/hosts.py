@@ -8,24 +8,25 @@ from collections.abc import Sequence
 
 from thinwire.ops.types import ConfigurationError
 
-#: [user@]host[:port]. A name must not begin with "-": ssh would take the name for an option.
+#: Matches [user@]host[:port]. A host name must not begin with "-": ssh would parse it as an option.
 _HOST = re.compile(
     r"(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]*)@)?"
     r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*))"
     r"(?::(?P<port>[0-9]{1,5}))?"
 )
-_MAX_SLOTS = 65_535  # of one line
+_MAX_SLOTS = 65_535  # largest number of slots (places for nodes) that one line may give a host
 _EXAMPLE = "expected one host a line, for example `10.0.0.7`, `user@node7:2222` or `node7 slots=4`"
 
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """A machine that ssh reaches."""
+    """A machine of the hosts file, reached over ssh."""
 
     name: str  # host name, alias in ssh's configuration, or address
     user: str | None = None  # user to log in as; None for the default of ssh's configuration
     port: int | None = None  # port of sshd; None for the default of ssh's configuration
-    line: int = dataclasses.field(default=0, compare=False)  # line of the hosts file, from 1
+    # Line number of the host in the hosts file, from 1
+    line: int = dataclasses.field(default=0, compare=False)
 
     @property
     def target(self) -> str:
@@ -55,15 +56,15 @@ class HostAssignment:
 def parse_hosts(text: str, source: str) -> tuple[Host, ...]:
     """Read a hosts file.
 
-    A line names one host, ``[user@]host[:port]``. ``slots=q`` after the host gives the host q
-    slots, like q equal lines. A line may be repeated. ``#`` begins a comment.
+    A line names one host, ``[user@]host[:port]``. ``slots=q`` after the host gives the host q slots
+    (places for nodes), like q equal lines. A line may be repeated. ``#`` begins a comment.
 
     Args:
         text: Content of the hosts file.
         source: Name of the hosts file, for messages.
 
     Returns:
-        A host per slot, in the file's order.
+        One host per slot, in the order of the file's lines.
 
     Raises:
         ConfigurationError: A line has another format, or the file names no host.
@@ -102,13 +103,13 @@ def _slots(words: Sequence[str], where: str) -> int:
 
 
 def place(hosts: Sequence[Host], nb_ps: int, nb_workers: int) -> HostAssignment:
-    """Assign nodes to slots round robin, from the first slot: all shards, then all workers.
+    """Assign nodes to the hosts' slots round robin, from the first slot: shards, then workers.
 
-    The fastest hosts, which the file names first, run the first shards and get workers last. If
-    there are more nodes than slots, assignment continues at the first slot.
+    The fastest hosts, which the hosts file names first, run the first PS shards and get workers
+    last. If there are more nodes than slots, the assignment continues at the first slot.
 
     Args:
-        hosts: Host of every slot, ordered from fast to slow.
+        hosts: Host of every slot (place for one node), ordered from fast to slow.
         nb_ps: Number of PS shards.
         nb_workers: Number of workers.
 

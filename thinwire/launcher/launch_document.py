@@ -1,4 +1,4 @@
-"""``launch.json`` of a run directory: the script and the flags of a run, for a repetition."""
+"""Reads and writes ``launch.json``: the script and flags of a run, for a repetition by --like."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from thinwire.runtime.run.program import digest_of
 from thinwire.runtime.run.script_target import ScriptTarget, module_words
 from thinwire.runtime.run.settings import Run
 
-#: Packages whose versions may change what a run computes.
+#: Packages whose versions may change the result of a run.
 _PACKAGES = ("keras", "numpy", "tensorflow", "tensorflow-cpu", "grpcio", "protobuf")
-#: Flags that a repetition of a run does not take over.
+#: Flags that a repetition of a run (--like) does not copy from the earlier run.
 _NOT_REPEATED = ("type_node", "model_from", "run_dir", "overwrite", "resume", "flagfile")
 
 
 def write(run: Run, script: Sequence[str], began: float) -> None:
-    """Write ``launch.json``.
+    """Write ``launch.json`` with a run's script, flags and start time to the run directory.
 
     Args:
         run: The run's settings.
@@ -38,7 +38,7 @@ def write(run: Run, script: Sequence[str], began: float) -> None:
 
 
 def document(run: Run, script: Sequence[str]) -> dict[str, Any]:
-    """Return the flags, package versions and script of a run; summary.json contains them too."""
+    """Return a run's flags, package versions and script, for launch.json and summary.json."""
     target = ScriptTarget.of(script)
     path = target.path.resolve()
     words = given_flags((*_NOT_REPEATED, *launch.SCRIPT_NAMES))
@@ -60,11 +60,11 @@ class RecordedLaunch:
     """Flags and script of an earlier run, from its ``launch.json``."""
 
     flags: list[str]  # flags of the run, as --name=value
-    versions: dict[str, str]  # package -> version at the time of the run
+    versions: dict[str, str]  # package -> version that the earlier run used
     path: str  # path of the script
     folder: str  # working directory of the launcher
     arguments: list[str]  # arguments of the script
-    sha256: str  # digest of the script's file
+    sha256: str  # SHA-256 digest of the script's file, in hexadecimal
     module: str = ""  # name of the module after -m; empty if the script was given by its path
 
     def words(self) -> list[str]:

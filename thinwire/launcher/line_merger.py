@@ -1,11 +1,12 @@
-"""Shows equal lines of all workers once: summaries of models, warnings, logs.
+"""Shows lines that all workers write equally only once: model summaries, warnings, logs.
 
 Every worker runs the same script, so all workers write the same `model.summary()` and the same
 warnings: the common lines. The launcher shows the common lines of the leader, which is the running
 worker with the lowest id. A common line of another worker is shown only if the leader does not
-write it. All other lines, for example results and progress, are private to a worker and are shown.
+write the same line. Lines on stdout other than model summaries, for example results and progress,
+are private to a worker and are all shown.
 
-A worker is in one of four states. Only `LineMerger` changes the states. `LineMerger` has no
+Each worker's output is in one of four states, which only `LineMerger` changes. `LineMerger` has no
 threads, clock or files: its methods take an event and the time, and return the lines to show now,
 in order.
 
@@ -26,9 +27,9 @@ any       the worker has ended                      show its waiting lines; ENDE
 LEADING   the worker has ended                      the lowest running worker is LEADING
 ========  ========================================  ============================================
 
-Bounds: at most `MOST_WAITING` lines of a worker wait; beyond that number, the oldest line is shown.
-For each worker the leader's newest `MOST_NOTED` lines are noted. A line beyond these bounds may be
-shown twice but is never lost.
+Bounds: at most `MOST_WAITING` lines of a worker wait; beyond that number, the worker's oldest line
+is shown. For each worker the merger notes the leader's newest `MOST_NOTED` lines. A line beyond
+these bounds may be shown twice but is never lost.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-#: How long a line waits for the leader's equal line. Workers start some seconds apart on a busy
-#: machine. With a longer time, a line that only one worker writes would seem lost.
+#: How long a worker's common line waits for the leader's equal line, in seconds. Workers start some
+#: seconds apart on a busy machine. With a longer time, a line that only one worker writes would
+#: seem lost.
 PATIENCE_SECONDS = 5.0
-#: Bound on the waiting lines of one worker.
+#: Maximum number of lines of one worker that wait for the leader's equal lines.
 MOST_WAITING = 1000
-#: Bound on the leader's lines that are noted for one worker.
+#: Maximum number of the leader's lines that are noted until one worker writes equal lines.
 MOST_NOTED = 4096
 #: Matches the lines of a Keras model summary: title, table and parameter counts.
 _SUMMARY = re.compile(
@@ -60,7 +62,7 @@ _TIME = re.compile(r"^([IWEF])\d{4} [\d:.]+ +\d+ |^\d{4}-\d\d-\d\d[ T]\d\d:\d\d:
 
 
 class LineState(enum.Enum):
-    """State of one worker's lines; the module's table has the transitions."""
+    """State of one worker's output in the `LineMerger`; the module's table has the transitions."""
 
     LEADING = enum.auto()
     SHOWING = enum.auto()
@@ -70,7 +72,7 @@ class LineState(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class WrittenLine:
-    """One line of a worker."""
+    """One line that a worker wrote to stdout or stderr."""
 
     worker: int
     text: str
@@ -78,7 +80,7 @@ class WrittenLine:
 
     @property
     def key(self) -> bytes | None:
-        """Digest that equal common lines share; None for a private line of the worker."""
+        """Digest by which equal common lines are found; None for a private line of the worker."""
         text = _ESCAPES.sub("", self.text)
         if not self.is_error and not _SUMMARY.match(text):
             return None
@@ -90,12 +92,13 @@ class WrittenLine:
 @dataclasses.dataclass(frozen=True)
 class _Waiting:
     line: WrittenLine
-    key: bytes | None  # digest of a common line; None for a private line behind waiting lines
-    until: float  # time at which the line is shown, on the clock of `LineMerger`'s caller
+    # Digest of a common line; None for a private line that waits behind a common line
+    key: bytes | None
+    until: float  # latest time at which the line is shown, on the clock of `LineMerger`'s caller
 
 
 class _WorkerLines:
-    """State of one worker, its waiting lines, and the leader's lines that it has yet to write."""
+    """One worker's state, waiting lines, and noted lines of the leader that it has yet to write."""
 
     def __init__(self) -> None:
         self.state = LineState.SHOWING
@@ -103,7 +106,7 @@ class _WorkerLines:
         self._noted: collections.OrderedDict[bytes, int] = collections.OrderedDict()
 
     def note(self, key: bytes) -> None:
-        """Drop the waiting line that equals the leader's line, or note the leader's line."""
+        """Drop the waiting line that equals a line of the leader; without one, note the key."""
         for entry in list(self.waiting):
             if entry.key == key:
                 with contextlib.suppress(ValueError):  # a signal handler has just shown the entry
@@ -115,7 +118,7 @@ class _WorkerLines:
             self._noted.popitem(last=False)
 
     def take_noted(self, key: bytes) -> bool:
-        """Return whether a noted line has this key, and remove one note of the line."""
+        """Return whether the leader wrote a line with this key; remove one note of that line."""
         count = self._noted.get(key, 0)
         if count > 1:
             self._noted[key] = count - 1
@@ -126,10 +129,11 @@ class _WorkerLines:
     def release(self, is_over: Callable[[_Waiting], bool]) -> Iterator[WrittenLine]:
         """Yield waiting lines in order, up to the first common line for which `is_over` is False.
 
-        Lines are never shown out of order: a private line waits behind an earlier common line.
+        A worker's lines are never shown out of order: a private line waits behind an earlier common
+        line.
 
         Args:
-            is_over: Returns whether a waiting common line is to be shown now.
+            is_over: Called with a waiting common line; returns True if the line is to be shown now.
         """
         while self.waiting and (self.waiting[0].key is None or is_over(self.waiting[0])):
             yield self.waiting.popleft().line
@@ -138,11 +142,11 @@ class _WorkerLines:
 
 
 class LineMerger:
-    """Decides which lines are shown, and when, by the state table of this module.
+    """Decides which of the workers' lines are shown, and when, by the state table of this module.
 
     Args:
         workers: Ids of the workers.
-        patience_seconds: How long a line waits for the leader's equal line, in seconds.
+        patience_seconds: How long a common line waits for the leader's equal line, in seconds.
     """
 
     def __init__(self, workers: Iterable[int], patience_seconds: float = PATIENCE_SECONDS) -> None:
@@ -151,14 +155,14 @@ class LineMerger:
         self._choose_leader()
 
     def state_of(self, worker: int) -> LineState:
-        """Return a worker's state."""
+        """Return the state of a worker's output."""
         return self._workers[worker].state
 
     def line(self, line: WrittenLine, now: float) -> list[WrittenLine]:
         """Accept a line of a worker; return the lines to show now.
 
         Args:
-            line: The line.
+            line: The line that a worker wrote.
             now: Time in seconds, on any clock that all calls share.
         """
         worker, key = self._workers[line.worker], line.key
@@ -173,7 +177,7 @@ class LineMerger:
         return list(worker.release(lambda _: len(worker.waiting) > MOST_WAITING))
 
     def look(self, now: float) -> list[WrittenLine]:
-        """Return the lines that have waited for `patience_seconds`, to be shown now."""
+        """Return the workers' lines that have waited for `patience_seconds`, to show them now."""
         return [
             line
             for worker in self._workers.values()
@@ -181,11 +185,11 @@ class LineMerger:
         ]
 
     def release(self, worker: int) -> list[WrittenLine]:
-        """Return all waiting lines of a worker, to be shown now."""
+        """Return all waiting lines of a worker, which must be shown now."""
         return list(self._workers[worker].release(lambda _: True))
 
     def ended(self, worker: int) -> list[WrittenLine]:
-        """Note that a worker has ended; return the lines to show now."""
+        """Record that a worker has ended; return the lines that must be shown now."""
         ended = self._workers[worker]
         was_leading = ended.state is LineState.LEADING
         shown = self.release(worker)
@@ -193,7 +197,7 @@ class LineMerger:
         return [*shown, *(self._choose_leader() if was_leading else ())]
 
     def _choose_leader(self) -> list[WrittenLine]:
-        """Let the lowest running worker lead; return its waiting lines and lines they release."""
+        """Let the lowest running worker lead; return its waiting lines, and lines they release."""
         for worker in self._workers.values():
             if worker.state is not LineState.ENDED:
                 waited = [entry.line for entry in worker.waiting]
@@ -203,7 +207,7 @@ class LineMerger:
         return []
 
     def _match(self, key: bytes) -> Iterator[WrittenLine]:
-        """Drop or note the leader's line for every other worker; yield the lines this releases."""
+        """Drop or note the leader's line for every other worker; yield lines that it released."""
         for worker in self._workers.values():
             if worker.state is not LineState.LEADING:
                 worker.note(key)
@@ -211,16 +215,17 @@ class LineMerger:
 
 
 class MergedLines:
-    """A `LineMerger` for threads that read workers' output.
+    """Merges workers' lines by a `LineMerger`, for the threads that read the workers' output.
 
-    `show` blocks while the screen is not read. The reader threads then block in `line` and
-    `release`, which blocks the workers at their pipes. `look` and `ended` never wait for a thread
-    that is in `show`: the launcher's main thread calls them, also in a signal handler.
+    `show` blocks while nothing reads the launcher's output. The reader threads then block in `line`
+    and `release`, which blocks the workers at their pipes. `look` and `ended` never wait for a
+    thread that is in `show`: the launcher's main thread calls `look` and `ended`, also in a signal
+    handler.
 
     Args:
         workers: Ids of the workers.
-        show: Called with each line to show, in order, by one thread at a time.
-        clock: Returns the time in seconds.
+        show: Called with each line that must be shown, in order, by one thread at a time.
+        clock: Returns the current time in seconds.
     """
 
     def __init__(
@@ -230,19 +235,21 @@ class MergedLines:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._merger, self._show, self._clock = LineMerger(workers), show, clock
-        # Reentrant: a signal handler may interrupt the main thread while it holds the lock.
+        # The lock is reentrant: a signal handler may interrupt the main thread while it holds the
+        # lock.
         self._lock = threading.RLock()
-        self._decided: collections.deque[WrittenLine] = collections.deque()  # lines to show next
+        # Lines that must be shown, oldest first
+        self._decided: collections.deque[WrittenLine] = collections.deque()
         self._showing = threading.Lock()
 
     def line(self, worker: int, text: str, is_error: bool) -> None:
-        """Accept a line of a worker, and show the lines that are due."""
+        """Accept a line of a worker, and show the lines that need not wait any longer."""
         with self._lock:
             self._decided += self._merger.line(WrittenLine(worker, text, is_error), self._clock())
         self._show_decided(may_wait=True)
 
     def look(self) -> None:
-        """Show the lines whose time limit has passed. Call this several times a second."""
+        """Show the lines that have waited long enough. Called several times a second."""
         with self._lock:
             self._decided += self._merger.look(self._clock())
         self._show_decided(may_wait=False)
@@ -254,17 +261,17 @@ class MergedLines:
         self._show_decided(may_wait=True)
 
     def ended(self, worker: int) -> None:
-        """Note that a worker has ended, and show its waiting lines."""
+        """Record that a worker has ended, and show the worker's waiting lines."""
         with self._lock:
             self._decided += self._merger.ended(worker)
         self._show_decided(may_wait=False)
 
     def _show_decided(self, may_wait: bool) -> None:
-        """Show the decided lines.
+        """Show the lines that the merger has decided to show.
 
         Args:
             may_wait: Whether to wait for another thread that is showing lines. If False, that
-                thread, or the next call, shows the decided lines.
+                thread, or the next call of this method, shows the decided lines.
         """
         if not self._showing.acquire(blocking=may_wait):
             return

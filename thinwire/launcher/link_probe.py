@@ -1,4 +1,4 @@
-"""Measures a TCP link between two hosts: one host serves, the other host measures.
+"""Measures round trip and rate of the TCP link between two hosts: one serves, one measures.
 
 ``python -I - serve PORT SECONDS < link_probe.py`` listens on all addresses of a host and then
 writes ``thinwire-probe {"port": ...}``. ``python -I - measure HOST PORT < link_probe.py`` writes
@@ -6,7 +6,7 @@ writes ``thinwire-probe {"port": ...}``. ``python -I - measure HOST PORT < link_
 ``mbps`` (rate of a one-second transfer, until its acknowledgment). ``python -I - clock`` writes
 the host's clock as ``seconds`` since the epoch.
 
-This file imports only the standard library, because the host's packages are not known yet.
+This file imports only the standard library, because it runs before the host's packages are known.
 """
 
 import json
@@ -26,7 +26,7 @@ def _report(**values: object) -> None:
 
 
 def _answer(client: socket.socket) -> None:
-    """Serve one client: echo single bytes, or read bytes to their end and acknowledge them."""
+    """Serve one measuring client: echo single bytes, or read all bytes and acknowledge the end."""
     with client:
         client.settimeout(_PATIENCE_SECONDS)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -40,11 +40,11 @@ def _answer(client: socket.socket) -> None:
 
 
 def serve(port: int, seconds: float) -> None:
-    """Serve clients.
+    """Serve the measuring clients of the link until a time limit.
 
     Args:
-        port: TCP port; 0 for any free port.
-        seconds: Time after which serving ends, in seconds.
+        port: TCP port to listen on; 0 for any free port.
+        seconds: Time after which the server stops, in seconds.
     """
     with socket.create_server(("", port)) as server:
         _report(port=server.getsockname()[1])
@@ -59,7 +59,7 @@ def serve(port: int, seconds: float) -> None:
 
 
 def measure(host: str, port: int) -> "tuple[float, float]":
-    """Measure the link to a serving host; return the round trip in seconds and the Mbit/s."""
+    """Measure the link to a serving host; return round trip (seconds) and rate (Mbit/s)."""
     seconds = []
     with socket.create_connection((host, port), _PATIENCE_SECONDS) as link:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,8 +1,8 @@
-"""Starts nodes as processes of this machine; defines the process handle of the launchers.
+"""Starts nodes as processes of this machine; defines the handle of a started process.
 
 A `SupervisedProcess` is a command under a watchdog (`thinwire.launcher.watchdog`). The watchdog
-ends the command when the launcher's end of the pipe, or of the ssh connection, closes.
-`LocalLauncher` starts every node as a `SupervisedProcess`.
+ends the command when the pipe or ssh connection from the launcher closes. `LocalLauncher` starts
+every node as a `SupervisedProcess`.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from thinwire.launcher.role import LineSink, Node, environment, threads_of
 from thinwire.runtime.run.settings import EXIT_INTERRUPTED, Run
 
 FLAGS = flags.FLAGS
-#: A watchdog considers a launcher on another host dead after this time without a heartbeat.
+#: Seconds without a heartbeat after which a watchdog considers a launcher on another host dead.
 SILENCE_SECONDS = 60.0
-#: A watchdog on the launcher's host needs no heartbeats: the system closes a dead launcher's pipe,
-#: and a stopped launcher (SIGSTOP) must not count as dead.
+#: Infinite time limit: a watchdog on the launcher's host needs no heartbeats. The system closes a
+#: dead launcher's pipe, and a stopped launcher (SIGSTOP) must not count as dead.
 NO_SILENCE_SECONDS = math.inf
-_BEAT_SECONDS = 5.0  # between two heartbeats
+_BEAT_SECONDS = 5.0  # seconds between two heartbeats of the launcher to a watchdog
 _BYTE_OF = {number: byte for byte, number in watchdog.SIGNALS.items()}
-_SSH_FAILED = 255  # exit code of ssh for a connection that failed or was cut
-_LAST_LINES = 5  # lines of output that `last_output` keeps
-_PATIENCE_SECONDS = 5.0  # limit of a wait for a killed watchdog, or for a reader thread
+_SSH_FAILED = 255  # exit code of the ssh client if the connection failed or was cut
+_LAST_LINES = 5  # number of lines of a command's output that `last_output` holds
+_PATIENCE_SECONDS = 5.0  # time limit of a wait for a killed watchdog or a reader thread
 
 
 def watchdog_command(
@@ -52,14 +52,16 @@ def watchdog_command(
     grace_seconds: float = watchdog.GRACE_SECONDS,
     given_input: str = "",
 ) -> list[str]:
-    """Return the command line that runs a command under a watchdog.
+    """Return the command line that runs a node's command under a watchdog.
 
     Args:
         python: Python interpreter on the watchdog's host.
         entry: Python's arguments that run the watchdog on its host, for example `program.WATCHDOG`.
-        command: The command to supervise.
-        announce: Whether the watchdog writes `watchdog.STARTED` when the command was started.
-        silence_seconds: The watchdog ends the command after this time without a heartbeat.
+        command: Program and arguments that the watchdog starts and supervises.
+        announce: Whether the watchdog writes the line `watchdog.STARTED` when the command was
+            started.
+        silence_seconds: Time without a launcher's heartbeat after which the watchdog ends the
+            command.
         grace_seconds: Time between SIGTERM and SIGKILL when the watchdog ends the command, in
             seconds; 0 for SIGKILL only.
         given_input: The command's standard input, ``fd:NUMBER`` or ``file:PATH``; empty for
@@ -74,9 +76,9 @@ def exit_code(code: int) -> int:
     """Return a node's exit code in the notation of `subprocess` (-n for signal n).
 
     Args:
-        code: Exit code of the node's watchdog, or of the ssh that runs the watchdog. 128 + n stands
-            for signal n, except 130, with which an interrupted node exits. 255 is a cut ssh
-            connection and counts as SIGHUP.
+        code: Exit code of the node's watchdog, or of the ssh that runs the watchdog. A code of 128
+            + n stands for signal n, except 130, with which an interrupted node exits. The code 255
+            is a cut ssh connection and counts as SIGHUP.
     """
     if code == _SSH_FAILED:
         return -signal.SIGHUP
@@ -86,11 +88,12 @@ def exit_code(code: int) -> int:
 def start_here(
     node: Node, *more_flags: str, variables: Mapping[str, str] | None = None
 ) -> SupervisedProcess:
-    """Start a node on the launching host; a node without `output` writes to the terminal directly.
+    """Start a node on the launching host.
 
     Args:
-        node: Node to start.
-        more_flags: Flags to add to the node's command line.
+        node: Node to start. A node without `output` writes to the terminal directly.
+        more_flags:
+            Flags to add to the node's command line.
         variables: Environment variables to add to a copy of this process's environment.
     """
     command = [sys.executable, *node.words(NODE, SCRIPT, more_flags)]
@@ -114,7 +117,7 @@ def start_here(
 
 
 class SupervisedProcess:
-    """A command under a watchdog behind a pipe or ssh; implements `launcher.role.Process`."""
+    """A command under a watchdog, reached by a pipe or ssh; implements `launcher.role.Process`."""
 
     def __init__(
         self,
@@ -124,15 +127,16 @@ class SupervisedProcess:
         variables: Mapping[str, str] | None = None,
         passed: Sequence[int] = (),
     ) -> None:
-        """Start the command.
+        """Start the watchdog, which starts the command.
 
         Args:
             command: The watchdog's command line, or the command line of the ssh that runs it.
             output: Receives each line that the command writes. None if the command inherits this
                 process's stdout and stderr.
-            announced: Whether the watchdog reports the command's start.
+            announced: Whether the watchdog reports the command's start by the line
+                `watchdog.STARTED`.
             variables: Environment variables to add to a copy of this process's environment.
-            passed: File descriptors that the watchdog inherits.
+            passed: File descriptors of this process that the watchdog inherits.
         """
         self._output, self.is_followed = output, output is not None
         self._was_started = threading.Event()
@@ -144,7 +148,8 @@ class SupervisedProcess:
             stdin=subprocess.PIPE,
             stdout=pipe,
             stderr=pipe,
-            start_new_session=True,  # Ctrl-C of a terminal must not reach it; `Cluster` forwards it
+            # The terminal's Ctrl-C must not reach the watchdog: `Cluster` forwards it
+            start_new_session=True,
             env=environment() | dict(variables or {}),
             pass_fds=passed,
         )
@@ -161,7 +166,7 @@ class SupervisedProcess:
 
     @property
     def started(self) -> bool:
-        """Whether the watchdog has reported the command's start, if it reports starts."""
+        """Whether the watchdog has reported the command's start; True if it reports no starts."""
         return self._was_started.is_set()
 
     @property
@@ -170,10 +175,10 @@ class SupervisedProcess:
         return " / ".join(self._lines)
 
     def wait_until_started(self, seconds: float) -> bool:
-        """Wait until the command has started or the watchdog has ended; return `started`.
+        """Wait until the command has started or its watchdog has ended; return `started`.
 
         Args:
-            seconds: Time limit, in seconds.
+            seconds: Time limit of the wait, in seconds.
         """
         deadline = time.monotonic() + seconds
         while self._process.poll() is None and time.monotonic() < deadline:
@@ -184,7 +189,7 @@ class SupervisedProcess:
         return self.started
 
     def poll(self) -> int | None:
-        """Return None while the command runs, else its exit code as `exit_code` does."""
+        """Return the command's exit code in the notation of `exit_code`; None while it runs."""
         code = self._process.poll()
         return None if code is None else exit_code(code)
 
@@ -199,9 +204,10 @@ class SupervisedProcess:
             self._write(watchdog.BEAT)
 
     def kill(self) -> None:
-        """Make the watchdog kill the command; if it does not respond, kill the watchdog or the ssh.
+        """Make the watchdog kill the command; kill a watchdog or ssh process that does not respond.
 
-        A watchdog behind a killed ssh sees the end of its input and ends the command.
+        A watchdog on another host reads the end of its input when the ssh process here is killed.
+        The watchdog then ends the command.
         """
         self.send_signal(signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -210,7 +216,7 @@ class SupervisedProcess:
             self._process.kill()
 
     def wait(self) -> int:
-        """Wait for the end of the command and of its output; return the exit code."""
+        """Wait for the end of the command and of its output; return the command's exit code."""
         self._process.wait()
         self._join_readers()
         code = self.poll()
@@ -221,17 +227,18 @@ class SupervisedProcess:
             reader.join(_PATIENCE_SECONDS)
 
     def _pipe(self) -> int:
-        if self._process.stdin is None:  # impossible: `Popen` has stdin=PIPE
+        if self._process.stdin is None:  # impossible, because `Popen` was called with stdin=PIPE
             raise OSError("no pipe to the watchdog")
         return self._process.stdin.fileno()
 
     def _write(self, message: bytes) -> None:
-        # The watchdog has ended, or does not read its pipe. `poll` will report its end.
+        # A failed write means that the watchdog has ended or does not read its pipe. `poll` reports
+        # the end.
         with contextlib.suppress(OSError):
             os.write(self._pipe(), message)
 
     def _follow(self, stream: IO[bytes] | None, is_error: bool) -> None:
-        """Pass each line of the command's output to the sink."""
+        """Pass each line of the command's stdout or stderr to the `output` sink."""
         if stream is None or self._output is None:
             return
         take = self._output.on_line
@@ -247,7 +254,7 @@ class SupervisedProcess:
 
 
 class LocalLauncher:
-    """Starts every node on this machine."""
+    """Starts every node of a run as a process of this machine."""
 
     def __init__(self, run: Run) -> None:
         self.addresses = _choose_addresses(run.addresses)
@@ -258,22 +265,22 @@ class LocalLauncher:
         return start_here(node, f"--worker_threads={self._threads}")
 
     def settle(self) -> None:
-        """Return immediately: processes of this machine are started when `start` returns."""
+        """Return immediately: `start` returns when a process of this machine has started."""
 
     def tend(self) -> None:
-        """Do nothing: the system closes the pipes of a launcher that has died."""
+        """Do nothing: local watchdogs need no heartbeats, because a dead launcher's pipes close."""
 
     def close(self) -> None:
-        """Do nothing: the launcher holds no resources."""
+        """Do nothing: the local launcher holds no resources."""
 
 
 def prepare(run: Run, script_folder: pathlib.Path | None = None) -> LocalLauncher:
-    """Return the launcher of a run. The script's folder needs no copy on this machine."""
+    """Return the local launcher of a run. The script's folder needs no copy on this machine."""
     return LocalLauncher(run)
 
 
 def _choose_addresses(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the addresses of the shards, with free ports on loopback if --port=0."""
+    """Return the addresses of the PS shards; with --port=0, loopback addresses with free ports."""
     if FLAGS.port != 0 or FLAGS.ps_hosts:
         return addresses
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in addresses]

@@ -1,8 +1,8 @@
-"""Shows nodes' output by line, with names and colors, in files, and above a line of progress.
+"""Shows the nodes' output line by line, with names and colors, above a line of progress.
 
-No function of this module raises an error or blocks forever because a terminal, a pipe or a disk
-accepts no output: otherwise the threads that read the nodes' pipes would stop, and the nodes would
-block. All output is written by `thinwire.runtime.output_copy`, which counts lost lines.
+No function of this module raises an error or blocks forever when a terminal, a pipe or a disk
+accepts no output. If a function did, the threads that read the nodes' pipes would stop, and the
+nodes would block. All output is written by `thinwire.runtime.output_copy`, which counts lost lines.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ from thinwire.launcher.failures import COMPLETED, Failure
 from thinwire.launcher.line_merger import MergedLines
 from thinwire.runtime.output_copy import OutputCopy, OutputFile, same_place, sink_of
 
-#: Size of one read of a node's output, in bytes.
+#: Maximum size of one read of a node's output, in bytes.
 READ_BYTES = 65_536
-_LONGEST_LINE = 1 << 20  # in bytes; a longer line is split
-_USUAL_COLUMNS = 80  # width of a terminal that reports none
-_PLAIN_LINE_SECONDS = 10.0  # between two lines of progress on an output that is not a terminal
-_COLOURS = (36, 33, 35, 32, 34, 31)  # of workers 1, 2, ...: cyan, yellow, magenta, green ...
-#: Matches the beginning of a line of a node's log: date, time, name and level. `thinwire.cli.node`
-#: defines the format.
+_LONGEST_LINE = 1 << 20  # maximum length of a node's line, in bytes; a longer line is split
+_USUAL_COLUMNS = 80  # assumed width of a terminal that reports no width
+_PLAIN_LINE_SECONDS = 10.0  # seconds between two progress lines if stdout is not a terminal
+_COLOURS = (36, 33, 35, 32, 34, 31)  # terminal color codes of workers 1, 2, ...: cyan, yellow, ...
+#: Matches the prefix of a line of a node's log: date, time, name and level. `thinwire.cli.node`
+#: defines this log format.
 LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ \S+ (?P<level>[DIWEF]) ")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def each_line(read: Callable[[], bytes]) -> Iterator[str]:
-    """Yield a node's lines as a terminal would show them: only the last state of a progress bar.
+    """Yield a node's lines as a terminal shows them at the end: a progress bar's last state only.
 
     Args:
-        read: Waits for the next bytes and returns them; an empty result is the end.
+        read: Waits for the next bytes of the node's output and returns them; empty at the output's
+            end.
     """
     pending = b""
     while data := read():
         *whole, pending = (pending + data).split(b"\n")
         for line in whole:
             yield _last_state(line)
-        # A progress bar without line ends would grow the buffer. Keep only its last state.
+        # A progress bar without line ends would grow the buffer. Keep only the bar's last state.
         if len(pending) > READ_BYTES:
             pending = pending[pending.rfind(b"\r", 0, -1) + 1 :]
         if len(pending) > _LONGEST_LINE:
@@ -70,14 +71,15 @@ def follow(read: Callable[[], bytes], on_line: Callable[[str], None]) -> None:
     heartbeats continue.
 
     Args:
-        read: Waits for the next bytes and returns them; an empty result is the end.
-        on_line: Called with each line.
+        read: Waits for the next bytes of the node's output and returns them; empty at the output's
+            end.
+        on_line: Called with each line of the node's output.
     """
     num_failures = 0
     for line in each_line(read):
         try:
             on_line(line)
-        except Exception:  # noqa: BLE001 - no error may stop reading: the node would block
+        except Exception:  # noqa: BLE001 - no error may stop the reading, or the node would block
             num_failures += 1
             if num_failures == 1:
                 logging.exception("a line of a node's output was lost; reading continues")
@@ -86,7 +88,7 @@ def follow(read: Callable[[], bytes], on_line: Callable[[str], None]) -> None:
 
 
 class Screen:
-    """The launcher's stdout and stderr, shared by all nodes, with one line of progress below.
+    """The launcher's stdout and stderr, shared by all nodes, with a line of progress as last line.
 
     If stdout and stderr are the same file or terminal, they share an `OutputCopy`, which keeps the
     order of their lines.
@@ -95,9 +97,10 @@ class Screen:
         is_terminal: True if stdout is a terminal.
 
     Args:
-        out: Replaces stdout, for tests.
-        error: Replaces stderr, for tests.
-        on_first_loss: Called with a sentence when the first line of stdout or stderr is lost.
+        out: Stream that replaces the process's stdout in tests; None for stdout.
+        error: Stream that replaces the process's stderr in tests; None for stderr.
+        on_first_loss: Called with a warning for people when the first line of stdout or stderr is
+            lost.
     """
 
     def __init__(
@@ -114,14 +117,15 @@ class Screen:
         if not is_shared:
             self._error = OutputCopy("stderr", sink_of(error), on_first_loss=on_first_loss)
         self._out_stream = out
-        # Reentrant: a signal handler may log a line while the main thread is in `write`.
+        # The lock is reentrant: a signal handler may log a line while the main thread is in
+        # `write`.
         self._lock = threading.RLock()
         self.is_terminal, self._is_error_terminal = _is_terminal(out), _is_terminal(error)
         self._progress = ""
 
     @property
     def copies(self) -> tuple[OutputCopy, ...]:
-        """The copies of stdout and stderr."""
+        """The `OutputCopy` objects that write to stdout and stderr."""
         return (self._out,) if self._error is self._out else (self._out, self._error)
 
     @property
@@ -133,9 +137,9 @@ class Screen:
         """Write a line above the line of progress.
 
         Args:
-            line: Line without its line end.
-            is_error: Whether the line is written to stderr.
-            source: Name of the line's author, for the count of lost lines.
+            line: Text of the line without its line end.
+            is_error: True to write the line to stderr, False to write it to stdout.
+            source: Name of the process that wrote the line, for the count of lost lines.
         """
         if not (self._is_error_terminal if is_error else self.is_terminal):
             line = _ESCAPES.sub("", line)
@@ -147,11 +151,11 @@ class Screen:
                 copy.put(f"{line}\n", source)
 
     def show(self, progress: str, source: str = "thinwire") -> None:
-        """Replace the line of progress; if stdout is not a terminal, write a new line.
+        """Replace the line of progress; if stdout is not a terminal, append a line to stdout.
 
         Args:
-            progress: The new line of progress.
-            source: Name of the line's author, for the count of lost lines.
+            progress: Text of the new line of progress.
+            source: Name of the process that wrote the line, for the count of lost lines.
         """
         if not self.is_terminal:
             self.write(progress, source=source)
@@ -161,11 +165,11 @@ class Screen:
             self._out.put(erasure + self._drawing(), "")
 
     def error_stream(self) -> TextIO:
-        """Return a stream that writes whole lines to stderr, by `write`."""
+        """Return a stream that passes whole lines to `write`, which writes them to stderr."""
         return _ScreenStream(self)
 
     def close(self) -> None:
-        """Complete the line of progress and close the copies, stderr last."""
+        """Complete the line of progress and close the copies of stdout and stderr, stderr last."""
         self.close_out()
         self._error.close()
 
@@ -176,7 +180,7 @@ class Screen:
             self._out.close()
 
     def end_progress(self) -> None:
-        """Complete the line of progress: it stays visible above later lines."""
+        """End the line of progress with a line end, so that it stays visible above later lines."""
         with self._lock:
             if self._progress:
                 self._out.put("\n", "")
@@ -190,7 +194,7 @@ class Screen:
             return ""
         try:
             columns = os.get_terminal_size(self._out_stream.fileno()).columns
-        except (OSError, ValueError):  # the terminal was closed
+        except (OSError, ValueError):  # the terminal of stdout was closed
             columns = _USUAL_COLUMNS
         return self._progress[: max(20, columns - 1)]
 
@@ -204,14 +208,14 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 class _ScreenStream(io.StringIO):
-    """Writes whole lines to a screen."""
+    """Stream that writes whole lines to stderr by a `Screen`."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__()
         self._screen = screen
 
     def write(self, text: str) -> int:
-        """Write text that consists of whole lines."""
+        """Write a text that consists of whole lines to stderr; return the text's length."""
         for line in text.splitlines():
             self._screen.write(line, is_error=True)
         return len(text)
@@ -221,14 +225,14 @@ class _ScreenStream(io.StringIO):
 def shown_log(
     screen: Screen, files: Callable[[], Sequence[OutputCopy]] = lambda: ()
 ) -> Iterator[None]:
-    """Write this process's log to a screen; at the end, close all copies and log their lost lines.
+    """Write this process's log to a screen; at the end, close all copies and log the lost lines.
 
-    The reports of lost lines go to stderr and to the log in the run directory, where these accept
-    output.
+    Reports of lost lines are written to stderr and to the log in the run directory, if stderr and
+    the log accept output.
 
     Args:
         screen: Screen of the launcher.
-        files: Returns the copies that are written to files; called at the end.
+        files: Called at the end; returns the `OutputCopy` objects that write to files.
     """
     handler = logging.get_absl_handler().python_handler
     before = handler.stream
@@ -246,15 +250,16 @@ def shown_log(
         # writes to stderr directly would block forever.
         if not screen.is_error_stalled:
             handler.setStream(before)
-        report_losses(screen.copies, logged)  # closing the copies may have lost more lines
+        # Closing the copies of stdout and stderr may have lost more lines
+        report_losses(screen.copies, logged)
 
 
 def report_losses(copies: Sequence[OutputCopy], logged: Collection[str] = ()) -> list[str]:
     """Log and return a report of the lost lines of every copy that has lost lines.
 
     Args:
-        copies: Copies to report on.
-        logged: Reports that were logged before and are skipped.
+        copies: `OutputCopy` objects of stdout, stderr and files to report on.
+        logged: Reports that an earlier call logged. This call skips them.
     """
     reports = [report for copy in copies if (report := copy.report()) and report not in logged]
     for report in reports:
@@ -274,7 +279,7 @@ class NamedLines:
         self._name, self._screen = name, screen
 
     def on_line(self, line: str, is_error: bool) -> None:
-        """Show one line."""
+        """Show one line of the node with the node's name."""
         self._screen.write(f"[{self._name}] {line}", is_error=True, source=self._name)
 
 
@@ -288,8 +293,8 @@ class NodeOutput:
     Args:
         name: Name of the node.
         screen: Screen of the launcher.
-        is_over: Returns whether a script has failed. Then the lines are not shown: they are
-            consequences of the failure, and the node's log has them.
+        is_over: Returns whether a script has failed. After a failure the node's lines are not
+            shown, because they are consequences of the failure. The node's log has them.
     """
 
     def __init__(
@@ -299,7 +304,7 @@ class NodeOutput:
         self.last_error = ""
 
     def on_line(self, line: str, is_error: bool) -> None:
-        """Show one line."""
+        """Show one line of the node with the node's name."""
         logged = LOG_PREFIX.match(line)
         if is_error and line.strip() and (logged is None or logged["level"] in "EF"):
             self.last_error = line if logged is None else line[logged.end() :]
@@ -308,7 +313,7 @@ class NodeOutput:
 
 
 class SupervisorOutput(NodeOutput):
-    """Shows the Supervisor's lines on stdout, which are status lines, as the line of progress."""
+    """Shows the Supervisor's status lines, which it writes to stdout, as the line of progress."""
 
     def __init__(
         self,
@@ -321,9 +326,10 @@ class SupervisorOutput(NodeOutput):
         self._clock, self._shown_at = clock, -math.inf
 
     def on_line(self, line: str, is_error: bool) -> None:
-        """Show a status line, or repeat a line of stderr.
+        """Show a status line of stdout as progress, or repeat a line of stderr.
 
-        If stdout is not a terminal, a status line is shown every `_PLAIN_LINE_SECONDS`.
+        If the launcher's stdout is not a terminal, one status line per `_PLAIN_LINE_SECONDS` is
+        shown.
         """
         if is_error:
             super().on_line(line, is_error)
@@ -337,15 +343,15 @@ class WorkerOutput:
 
     Attributes:
         is_complete: True if the worker's script has run to its end.
-        file: The copy that is written to the file.
+        file: The `OutputFile` that receives the worker's output.
 
     Args:
         worker: Id of the worker.
         screen: Screen of the launcher.
-        path: Path of the file; an existing file is overwritten.
+        path: Path of the file for the worker's output; an existing file is overwritten.
         on_failure: Called with the worker's id and its failure when the worker reports a failure.
-        merged: Receives each line and decides when to show it. None to show every line
-            immediately.
+        merged: Receives each line of the worker and decides when to show the line. None to show
+            every line immediately.
     """
 
     def __init__(
@@ -366,7 +372,7 @@ class WorkerOutput:
         self.file = OutputFile(path)
 
     def on_line(self, line: str, is_error: bool) -> None:
-        """Write one line, or pass a reported failure to `on_failure`."""
+        """Write one line of the worker, or pass a failure that the line reports to `on_failure`."""
         if is_error and line == COMPLETED:
             self.is_complete = True
             return
@@ -382,14 +388,14 @@ class WorkerOutput:
             self._on_failure(self._worker, failure)
 
     def show(self, text: str) -> None:
-        """Show lines of the launcher with the worker's name, after the worker's waiting lines."""
+        """Show a text of the launcher with the worker's name, after the worker's waiting lines."""
         if self._merged is not None:
             self._merged.release(self._worker)
         for line in text.splitlines():
             self.write(line, is_error=True)
 
     def write(self, line: str, is_error: bool) -> None:
-        """Show one line with the worker's name."""
+        """Show one line of the worker with the worker's name."""
         self._screen.write(f"{self._name} {line}", is_error, self._source)
 
     def _keep(self, text: str) -> None:

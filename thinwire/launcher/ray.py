@@ -1,14 +1,15 @@
 """Starts nodes in actors of a Ray cluster; the Supervisor runs on the launching host.
 
-Every PS and worker has one bundle in a placement group that is spread over Ray's nodes. In each
-bundle an actor (`ray_actor`) runs the node as a process under a watchdog, which ends the process
-with the actor. Ray ends the actors of a launcher that has died. The package, the script and the
-files that flags name are the working directory of the run's runtime environment. Ray only places
-the nodes: the nodes' messages do not pass through Ray.
+Every PS and worker has one bundle (its resources) in a placement group that is spread over Ray's
+nodes. In each bundle an actor (`ray_actor`) runs the PS or worker as a process under a watchdog,
+which ends the process with the actor. Ray ends the actors of a launcher that has died. The package,
+the script and the files that flags name are the working directory of the run's runtime environment.
+Ray only places the PS and workers: their messages do not pass through Ray.
 
-When a node of Ray is lost, Ray moves its bundles and restarts their actors elsewhere. `role` then
-starts the nodes again there, as --restart_workers and --restart_ps allow. A restarted PS has a new
-address, which every actor writes to a file for its node (`thinwire.proto.moved`).
+When a node of Ray is lost, Ray moves its bundles to other nodes and restarts their actors there.
+The `Cluster` of `role` then starts the lost PS and workers in these actors, as --restart_workers
+and --restart_ps allow. A restarted PS has a new address, which every actor writes to a file for its
+worker or PS (`thinwire.proto.moved`).
 """
 
 from __future__ import annotations
@@ -50,28 +51,30 @@ from thinwire.runtime.run.settings import Run
 from thinwire.runtime.standard_input import StandardInput
 
 FLAGS = flags.FLAGS
-#: Time limit for placing the actors. A Ray cluster that adds cloud machines takes minutes.
+#: Time limit for placing the actors, in seconds. A Ray cluster that adds cloud machines takes
+#: minutes.
 _PLACE_SECONDS = 600.0
-#: Time limit for the start of all nodes, after their actors have been placed.
+#: Time limit for the start of all PS and workers after Ray has placed their actors, in seconds.
 _START_SECONDS = 60.0
-_LOOK_SECONDS, _LOG_SECONDS = 0.2, 15.0  # between two polls; between two log lines
-#: Limit of a wait for a killed node, and for a thread that reads the last output.
+# Pauses of a wait: between two polls, and between two log lines
+_LOOK_SECONDS, _LOG_SECONDS = 0.2, 15.0
+#: Time limit of a wait for a killed node, and for a thread that reads a node's last output.
 _PATIENCE_SECONDS = 10.0
 _BYTE_OF = {number: byte for byte, number in watchdog.SIGNALS.items()}
-#: Short name in flags -> Ray's name of the resource. Any other name is a custom resource.
+#: Short name of a resource in flags -> Ray's name. Any name not listed is a custom resource.
 _RAY_NAMES = {"cpus": "CPU", "gpus": "GPU"}
 #: Keys of the runtime environment that this launcher sets and --ray_runtime_env must not contain.
 _OURS = ("working_dir",)
 
-#: Role and number of a node.
+#: Role ("PS" or "Worker") and number of a node, for example ("Worker", 1).
 Place = tuple[str, int]
 
 
 class RayProcess:
-    """A node in an actor; implements `thinwire.launcher.role.Process`.
+    """A PS or worker that a Ray actor runs; implements `thinwire.launcher.role.Process`.
 
     Attributes:
-        started: Event that is set when the node has started, or has failed to start.
+        started: Event that is set when the PS or worker has started, or has failed to start.
         error: Error by which the node or its actor was lost; None if the node was not lost.
     """
 
@@ -84,7 +87,7 @@ class RayProcess:
         arrange: Callable[[ActorLocation], tuple[list[str], str]],
         output: LineSink,
     ) -> None:
-        """Start the node in a thread, as soon as Ray has placed the actor.
+        """Start a thread that starts the node as soon as Ray has placed the actor.
 
         Args:
             ray: The imported package `ray`.
@@ -97,16 +100,16 @@ class RayProcess:
         self.started = threading.Event()
         self.error: Exception | None = None
         self._code: int | None = None
-        self._early: list[int] = []  # signals to send as soon as the node runs
+        self._early: list[int] = []  # numbers of signals to send as soon as the node runs
         self._lock = threading.Lock()
         self._killed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ray-node", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        """Start the node, read its output to the end, and store its exit code.
+        """Start the PS or worker, read its output to the end, and store its exit code.
 
-        A node whose actor is lost counts as killed by SIGHUP.
+        If the actor is lost, the node that it ran counts as killed by SIGHUP.
         """
         try:
             location = find(self._ray, self._actor, self._killed)
@@ -133,7 +136,7 @@ class RayProcess:
         self.started.set()
 
     def _follow(self, is_error: bool) -> None:
-        """Pass each line of the node's output to the sink."""
+        """Pass each line of the node's stdout or stderr to the `output` sink."""
         follow(
             lambda: self._read(is_error),
             lambda line: self._output.on_line(line, is_error),
@@ -143,7 +146,8 @@ class RayProcess:
         """Return the next bytes of the node's output; empty if the node or its actor has ended."""
         try:
             return bytes(self._ray.get(self._actor.read.remote(is_error, READ_BYTES)))
-        except (self._ray.exceptions.RayError, RuntimeError):  # RuntimeError: after `ray.shutdown`
+        # RuntimeError is raised after `ray.shutdown`
+        except (self._ray.exceptions.RayError, RuntimeError):
             return b""
 
     def poll(self) -> int | None:
@@ -176,12 +180,12 @@ class RayProcess:
 
 
 def find(ray: Any, actor: Any, given_up: threading.Event) -> ActorLocation:
-    """Wait until Ray has placed an actor, or has placed it again; return its location.
+    """Wait until Ray has placed or restarted an actor; return the actor's location.
 
     Args:
         ray: The imported package `ray`.
-        actor: Handle of the `NodeActor`.
-        given_up: Event that ends the wait.
+        actor: Handle of the `NodeActor` to wait for.
+        given_up: Event that ends the wait when another thread sets it.
 
     Raises:
         RayError: The actor is lost and Ray does not restart it, or `given_up` is set.
@@ -200,7 +204,7 @@ def find(ray: Any, actor: Any, given_up: threading.Event) -> ActorLocation:
 
 
 class RayLauncher:
-    """Starts nodes in actors of a Ray cluster."""
+    """Starts PS and workers in actors of a Ray cluster, and the Supervisor on this host."""
 
     def __init__(self, run: Run, script_folder: pathlib.Path | None = None) -> None:
         """Connect to Ray, send the code, and wait until Ray has placed the actors.
@@ -211,8 +215,8 @@ class RayLauncher:
 
         Raises:
             ConfigurationError: The package ray is not installed, the resources or the runtime
-                environment are invalid, or a PS would listen beyond its machine unprotected and
-                without --insecure.
+                environment are invalid, or a PS without protection (token or TLS) and without
+                --insecure would listen on an address that other machines reach.
             Unreachable: Ray cannot be reached, or does not place the actors in time.
         """
         if FLAGS["ip_PS"].present:
@@ -234,7 +238,7 @@ class RayLauncher:
             **{("PS", shard): requested("PS") for shard in range(run.nb_ps)},
             **{("Worker", number): requested("Worker") for number in range(1, run.nb_workers + 1)},
         }
-        self._screen = Screen()  # shows the output of nodes that have no `output`
+        self._screen = Screen()  # shows the output of nodes whose `output` is None
         self._code = deployment.copied_code("", script_folder)
         self._folder = tempfile.TemporaryDirectory(prefix="thinwire-ray-")
         self._ray = _import_ray()
@@ -251,14 +255,15 @@ class RayLauncher:
         environment = {**own_environment(), "working_dir": str(code)}
         _connect(self._ray, environment, total(self._bundles.values()))
         self._actors = self._place()
-        self._found: dict[Place, ActorLocation] = {}  # where each actor is now
+        self._found: dict[Place, ActorLocation] = {}  # location of each node's actor
         pending_of = {
             place: actor.find.remote(TOKEN_VARIABLE) for place, actor in self._actors.items()
         }
         for place, pending in pending_of.items():
             self._found[place] = self._get(pending, _PLACE_SECONDS)
         demand_token([*self._found.values()])
-        self._former: dict[str, int] = {}  # former address -> shard that has moved from it
+        # Former address -> id of the shard that has moved to another address
+        self._former: dict[str, int] = {}
         self._lock = threading.Lock()
         self._addresses = [self._address(shard) for shard in range(run.nb_ps)]
         self.addresses = run.addresses if FLAGS.ps_hosts else tuple(self._addresses)
@@ -272,8 +277,8 @@ class RayLauncher:
         """Create a placement group, wait for its placement, and return its actors."""
         util = importlib.import_module("ray.util")
         scheduling = importlib.import_module("ray.util.scheduling_strategies")
-        # SPREAD assigns each bundle to an unused node while there is one, in the order of the
-        # bundles. The PS come first, so a PS shares a node only if there are too few nodes.
+        # SPREAD assigns the bundles in their order, each to an unused Ray node while an unused node
+        # exists. The PS come first, so a PS shares a Ray node only if there are too few nodes.
         group = util.placement_group([*self._bundles.values()], strategy="SPREAD")
         self._await(group)
         actors = {}
@@ -284,7 +289,8 @@ class RayLauncher:
                 num_cpus=bundle.get("CPU", 0),
                 num_gpus=bundle.get("GPU", 0),
                 resources=custom,
-                max_restarts=-1 if restarts else 0,  # unlimited: `role.Restarts` limits restarts
+                # -1 is unlimited; `role.Restarts` limits the restarts
+                max_restarts=-1 if restarts else 0,
                 max_concurrency=8,
                 scheduling_strategy=scheduling.PlacementGroupSchedulingStrategy(group, index),
             )
@@ -292,7 +298,7 @@ class RayLauncher:
         return actors
 
     def _await(self, group: Any) -> None:
-        """Wait until Ray has placed a placement group.
+        """Wait until Ray has placed the placement group of the run's actors.
 
         Raises:
             Unreachable: Ray has not placed the group within `_PLACE_SECONDS`.
@@ -322,14 +328,14 @@ class RayLauncher:
         self._ray.get(ready)
 
     def _address(self, shard: int) -> str:
-        """Return the address (host:port) at which a shard is to listen, on its actor's host."""
+        """Return the address (host:port) on its actor's host at which a PS shard must listen."""
         location = self._found["PS", shard]
         return host_and_port(
             location.address, FLAGS.port + shard if FLAGS.port else location.free_port
         )
 
     def start(self, node: Node) -> RayProcess | SupervisedProcess:
-        """Start a node in its actor, or start it again where Ray has restarted the actor."""
+        """Start a node in its actor, which Ray may have restarted on another host."""
         if node.role == "Supervisor":
             path = pathlib.Path(self._folder.name) / "ps_moved"
             self._supervisor = start_here(node, variables={MOVED_VARIABLE: str(path)})
@@ -345,7 +351,7 @@ class RayLauncher:
         return process
 
     def _put_input(self, given: StandardInput) -> Any:
-        """Return a reference to the standard input in Ray's object store; None without input."""
+        """Put the standard input into Ray's object store; return a reference, None if no input."""
         file = whole_input(given)
         if file is None:
             return None
@@ -353,7 +359,7 @@ class RayLauncher:
             return self._ray.put(file.read())
 
     def _arrange(self, node: Node, found: ActorLocation) -> tuple[list[str], str]:
-        """Return a node's command line for its actor's location, and the lines of moved shards."""
+        """Return a node's command line at its actor's location, and the text on moved shards."""
         place = node.role, node.number
         with self._lock:
             before, self._found[place] = self._found[place], found
@@ -371,7 +377,8 @@ class RayLauncher:
         )
         if not FLAGS.ps_hosts:
             more_flags.append(f"--ps_hosts={addresses}")
-        if self._run.overwrite and not node.num_restarts:  # a restarted node resumes
+        # A restarted node must resume, not clear its files
+        if self._run.overwrite and not node.num_restarts:
             more_flags.append("--overwrite")
         python = launch.remote_python() if FLAGS.remote_python else found.python
         command = [python, *self._code.words(node, more_flags)]
@@ -379,8 +386,9 @@ class RayLauncher:
         if node.input is not None and self._input is not None:
             path = self._ray.get(self._actors[place].take_input.remote(self._input))
             given_input = f"file:{path}"
-        # No grace: a PS or worker that ends on SIGTERM ends the run for all nodes. A node whose
-        # actor is lost must be killed instead, because `role` starts the node again.
+        # The watchdog sends SIGKILL without a SIGTERM before: a PS or worker that ends on SIGTERM
+        # ends the run for all nodes. A node whose actor is lost must not end the run, because the
+        # `Cluster` starts the node again.
         supervised = watchdog_command(
             python,
             self._code.watchdog,
@@ -393,13 +401,14 @@ class RayLauncher:
         return supervised, moved
 
     def _move(self, shard: int) -> None:
-        """Announce the new address of a shard to every node. The caller holds the lock."""
+        """Announce the new address of a PS shard to every node. The caller holds `_lock`."""
         self._former[self._addresses[shard]] = shard
         self._addresses[shard] = self._address(shard)
         self._former.pop(self._addresses[shard], None)
         draft = pathlib.Path(self._folder.name) / "ps_moved.new"
         draft.write_text(self._moved())
-        draft.replace(draft.with_name("ps_moved"))  # the Supervisor reads this file
+        # The Supervisor reads the new addresses from this file
+        draft.replace(draft.with_name("ps_moved"))
         for actor in self._actors.values():
             actor.note_moved.remote(self._moved())
 
@@ -409,7 +418,7 @@ class RayLauncher:
         )
 
     def settle(self) -> None:
-        """Wait until every node has started.
+        """Wait until every PS and worker has started.
 
         Raises:
             Unreachable: A node failed to start, or did not start within `_START_SECONDS`.
@@ -422,7 +431,7 @@ class RayLauncher:
                 raise Unreachable(f"Ray did not start {role.lower()}-{number}: {_last_line(why)}")
 
     def tend(self) -> None:
-        """Do nothing: Ray ends the actors of a launcher that has died."""
+        """Send no heartbeats to watchdogs: Ray ends the actors of a launcher that has died."""
 
     def close(self) -> None:
         """Disconnect from Ray, which ends the actors, and close the nodes' output."""
@@ -443,18 +452,18 @@ class RayLauncher:
 
 
 def prepare(run: Run, script_folder: pathlib.Path | None = None) -> RayLauncher:
-    """Return the launcher of a run; raises the errors of `RayLauncher`."""
+    """Return the Ray launcher of a run; raises the errors of `RayLauncher`."""
     return RayLauncher(run, script_folder)
 
 
 def requested(role: str) -> dict[str, float]:
-    """Return the resources that a node of a role requests: Ray's resource name -> amount."""
+    """Return Ray's resource name -> amount that one PS, or one worker, requests."""
     words = FLAGS.ray_ps_resources if role == "PS" else FLAGS.ray_worker_resources
     return {_RAY_NAMES.get(name, name): amount for name, amount in launch.amounts(words).items()}
 
 
 def total(bundles: Sequence[Mapping[str, float]] | Any) -> dict[str, float]:
-    """Return the sum of the resources that bundles request: Ray's resource name -> amount."""
+    """Return Ray's resource name -> amount that all bundles of the run request together."""
     amounts: collections.Counter[str] = collections.Counter()
     for bundle in bundles:
         amounts.update(bundle)
@@ -462,7 +471,7 @@ def total(bundles: Sequence[Mapping[str, float]] | Any) -> dict[str, float]:
 
 
 def own_environment() -> dict[str, Any]:
-    """Read the runtime environment from the file of --ray_runtime_env; empty without the flag.
+    """Read Ray's runtime environment from the file of --ray_runtime_env; empty without the flag.
 
     Raises:
         ConfigurationError: The file is not a JSON object, or has a key that the launcher sets.
@@ -485,7 +494,7 @@ def own_environment() -> dict[str, Any]:
 
 
 def demand_token(found: Sequence[ActorLocation]) -> None:
-    """Reject a token that the environment of the launcher has and a Ray node's environment lacks.
+    """Reject a token that is in the launcher's environment but not in a Ray node's environment.
 
     The launcher must not pass the token through Ray: Ray's dashboard shows runtime environments.
 
@@ -510,7 +519,6 @@ def _last_line(error: object) -> str:
 
 
 def _import_ray() -> Any:
-    """Return the package ray."""
     try:
         return importlib.import_module("ray")
     except ImportError as error:
@@ -521,18 +529,20 @@ def _import_ray() -> Any:
 
 
 def _connect(ray: Any, environment: dict[str, Any], wanted: dict[str, float]) -> None:
-    """Connect to a Ray cluster, or start a local one on this machine.
+    """Connect to a running Ray cluster, or start a local Ray on this machine.
 
     Args:
         ray: The imported package `ray`.
         environment: The runtime environment of the run's actors.
-        wanted: Resources that all actors request; a local Ray gets at least this many CPUs.
+        wanted: Ray's resource name -> amount that all actors request. A local Ray gets at least the
+            CPUs.
 
     Raises:
-        Unreachable: No cluster answers.
+        Unreachable: No Ray cluster answers at the configured address.
     """
-    # Inside a Ray job, merge the run's environment into the job's instead of failing on conflicts.
-    # The run's working directory replaces the job's.
+    # With this variable, Ray merges the run's runtime environment into the environment of a
+    # surrounding Ray job instead of failing on conflicts. The run's working directory replaces the
+    # job's.
     os.environ["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"
     configured = FLAGS.ray_address or os.environ.get("RAY_ADDRESS")
     for address in [configured] if configured else ["auto", "local"]:

@@ -1,7 +1,7 @@
-"""The Ray actor that runs one node of a run as a child process.
+"""The Ray actor that runs one PS or worker of a run as a child process.
 
-Ray's nodes get this package from the run's runtime environment, in the current folder. Apart from
-this package and `ray`, this module needs only the standard library.
+Ray unpacks the package thinwire from the run's runtime environment into the actor's current folder.
+This module imports only the package thinwire, `ray` and the standard library.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ _MOVED_FILE = "ps_moved"
 
 @dataclasses.dataclass(frozen=True)
 class ActorLocation:
-    """Location where Ray has placed an actor."""
+    """Ray node on which Ray has placed the actor of a PS or worker."""
 
-    ray_node: str  # Ray's id of the node
-    address: str  # IP address of the node
-    free_port: int  # TCP port that was free when the actor was located
-    has_token: bool  # whether the actor's environment has the token
+    ray_node: str  # Ray's id of the Ray node
+    address: str  # IP address of the Ray node
+    free_port: int  # TCP port of the Ray node that was free when the actor was located
+    has_token: bool  # True if the actor's environment has the run's token
     python: str = "python3"  # path of the Python interpreter that runs the actor
 
 
 def _code_folder() -> pathlib.Path:
-    """Return the folder of the code: the current folder.
+    """Return the folder of the package thinwire: the current folder, if it exists.
 
-    Ray's nodes on one machine share the folder, and another node may have deleted and created it
-    again. Then the current folder does not exist, and the package's path gives the new folder.
+    Ray's nodes on one machine share the folder, and another Ray node may have deleted and created
+    the folder again. Then this process's current folder does not exist, and the package's path
+    gives the new folder.
     """
     try:
         return pathlib.Path.cwd()
@@ -45,14 +46,14 @@ def _code_folder() -> pathlib.Path:
 
 
 class NodeActor:
-    """Ray actor that runs one node of the run."""
+    """Ray actor that runs one PS or worker of the run under a watchdog."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._input: pathlib.Path | None = None
 
     def find(self, token_variable: str) -> ActorLocation:
-        """Return the location of this actor.
+        """Return the location of this actor: its Ray node, address and Python interpreter.
 
         Args:
             token_variable: Name of the environment variable that may hold the run's token.
@@ -67,7 +68,7 @@ class NodeActor:
         return ActorLocation(node, address, port, has_token, sys.executable)
 
     def start(self, command: Sequence[str], moved: str) -> None:
-        """Start a node.
+        """Start the PS or worker of this actor.
 
         Args:
             command: Command line of the node's watchdog.
@@ -75,10 +76,11 @@ class NodeActor:
         """
         self.note_moved(moved)
         environment = dict(os.environ) | {MOVED_VARIABLE: str(_code_folder() / _MOVED_FILE)}
-        # The command line has all flags. These variables of a Ray node would add others.
+        # The command line has all flags. These variables of the Ray node's environment would add
+        # flags.
         for name in ("TF_CONFIG", "THINWIRE_FLAGS"):
             environment.pop(name, None)
-        if not importlib.import_module("ray").get_gpu_ids():  # the run requested no GPU
+        if not importlib.import_module("ray").get_gpu_ids():  # Ray gave this actor no GPU
             environment["CUDA_VISIBLE_DEVICES"] = "-1"
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
@@ -86,10 +88,10 @@ class NodeActor:
         )
 
     def take_input(self, content: bytes) -> str:
-        """Write the node's standard input to a file that only this user can read.
+        """Write the worker's standard input to a file that only this user can read.
 
         Args:
-            content: The whole standard input.
+            content: Bytes of the whole standard input.
 
         Returns:
             Path of the file, for the watchdog. `wait` deletes the file when the node has ended.
@@ -102,7 +104,7 @@ class NodeActor:
         return str(self._input)
 
     def note_moved(self, moved: str) -> None:
-        """Write the file from which this host's nodes read the new addresses of moved shards.
+        """Write the file from which this host's nodes read the new addresses of moved PS shards.
 
         Args:
             moved: Content of the file, in the format of `thinwire.proto.moved`.
@@ -112,24 +114,24 @@ class NodeActor:
         draft.replace(draft.with_name(_MOVED_FILE))
 
     def read(self, is_error: bool, most: int) -> bytes:
-        """Wait for the node's next output and return it; empty if the output has ended.
+        """Wait for the node's next bytes of output and return them; empty if the output has ended.
 
         Args:
-            is_error: Whether to read stderr instead of stdout.
-            most: Maximum number of bytes.
+            is_error: True to read the node's stderr, False to read its stdout.
+            most: Maximum number of bytes to read.
         """
         process = self._process
         stream = None if process is None else process.stderr if is_error else process.stdout
         return b"" if stream is None else os.read(stream.fileno(), most)
 
     def write(self, message: bytes) -> None:
-        """Send a message to the node's watchdog."""
+        """Send bytes (`watchdog.SIGNALS` or a heartbeat) to the node's watchdog."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):  # the watchdog has ended
                 os.write(self._process.stdin.fileno(), message)
 
     def wait(self) -> int:
-        """Wait for the end of the watchdog; return its exit code."""
+        """Wait for the end of the node's watchdog; return the watchdog's exit code."""
         if self._process is None:
             raise RuntimeError("no node was started here")
         try:

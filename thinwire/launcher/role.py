@@ -1,8 +1,8 @@
 """The Cluster role: runs every node of a run as a process, on this host or on other hosts.
 
-A `Cluster` starts PS shards, workers and a Supervisor as plain command lines, forwards signals,
-reaps every child, and returns the worst exit code. A launcher (`LAUNCHERS`) starts a node on its
-host; `Restarts` decides whether, and when, a dead worker or PS is started again.
+A `Cluster` starts PS shards, workers and a Supervisor as plain command lines, forwards signals to
+them, reaps every child process, and returns the worst exit code. A launcher (`LAUNCHERS`) starts a
+node on its host; `Restarts` decides whether, and when, a dead worker or PS is restarted.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from thinwire.supervisor import metrics_hook
 from thinwire.worker.flags import devices
 
 FLAGS = flags.FLAGS
-#: --launcher value -> module with `prepare(run) -> Launcher`.
+#: Value of --launcher -> name of the module whose `prepare(run)` returns the `Launcher`.
 LAUNCHERS = {
     "local": "thinwire.launcher.local",
     "ssh": "thinwire.launcher.ssh",
     "ray": "thinwire.launcher.ray",
     "slurm": "thinwire.launcher.slurm",
 }
-#: Launchers whose PS may run on hosts that do not share this host's disk.
+#: Values of --launcher with which the PS may run on hosts that do not share this host's disk.
 ELSEWHERE = ("ssh", "ray")
-#: Flags that children do not inherit: `_node` sets them per child, or leaves them out.
+#: Flags of this process that nodes do not inherit: `_node` sets them for each node, or omits them.
 _OWN_FLAGS = (
     "type_node",
     "id_worker",
@@ -68,36 +68,40 @@ _OWN_FLAGS = (
     "worker_threads",
     "metrics_port",
 )
-#: Environment variables that give this process flags. Children get these flags on their command
-#: lines, so they must not read the variables again.
+#: Environment variables that give this process flags. Nodes get these flags on their command lines,
+#: so nodes must not read the variables too.
 NOT_INHERITED = ("TF_CONFIG", flags_in_environment.VARIABLE)
-_TURN_SECONDS = 0.1  # between two checks of the children
-#: How long to wait for the first bytes of a standard input that is copied to other hosts. Many
-#: programs are started with a pipe that never gets data, and must not wait long.
+_TURN_SECONDS = 0.1  # seconds between two checks of the node processes
+#: How long to wait for the first bytes of a standard input that is copied to other hosts, in
+#: seconds. Many programs are started with a pipe that never gets data, so the wait must be short.
 _INPUT_SECONDS = 2.0
-#: How long PS and Supervisor may take to end on their own after the last worker has ended.
+#: How long PS and Supervisor may take to end without a signal after the last worker has ended, in
+#: seconds.
 _ALONE_SECONDS = 2.0
-#: Signals to forward. Children run in separate sessions, so a signal of the terminal, for example
-#: SIGHUP when the terminal closes, does not reach them directly.
+#: Signals that the launcher forwards to nodes. Nodes run in separate sessions, so a signal of the
+#: terminal, for example SIGHUP when the terminal closes, does not reach nodes directly.
 _END_SIGNALS = (*END_SIGNALS, signal.SIGHUP)
-#: Exit codes of a worker after which a restart may succeed. EXIT_BAD_FLAG is also Python's code for
-#: an uncaught error, and the flags were valid at the first start; EXIT_UNREACHABLE is a PS that was
-#: unreachable for a while. Deaths by a signal have negative codes and are not listed.
+#: Exit codes of a worker after which a restart may succeed. EXIT_BAD_FLAG equals Python's code for
+#: an uncaught error, and the worker's flags were valid at its first start. EXIT_UNREACHABLE means
+#: that the PS was unreachable for a while. Deaths by a signal have negative codes and are not
+#: listed.
 _MENDABLE = (EXIT_BAD_FLAG, EXIT_UNREACHABLE)
-#: Backoff before restarts of one node, in seconds: starts at 1, doubles, is bounded by 30.
+#: Backoff before a restart of a node, in seconds: 1 before the first restart, doubled for each
+#: recent restart, at most 30.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
-#: Prefixes of the flags that a restart replaces. "--resume" also covers --resume_only.
+#: Prefixes of the flags that a node's restart replaces. "--resume" also matches --resume_only.
 _OF_RESTARTS = ("--num_restarts=", "--resume")
 
 
 class Restarts:
-    """Counts the restarts of one role's nodes, and decides whether a dead node is started again.
+    """Counts the restarts of one role's nodes, and decides whether a dead node is restarted.
 
     Args:
         most: Maximum number of restarts of one node within the window; 0 for no restarts.
-        window_seconds: Length of the sliding window; an older restart does not count.
+        window_seconds: Length of the sliding window, in seconds; an older restart does not count.
         clock: Returns the time in seconds; replaced in tests.
-        mendable: Exit codes after which a restart may succeed; deaths by a signal always count.
+        mendable: Exit codes after which a restart may succeed. A node killed by a signal may always
+            be restarted.
     """
 
     def __init__(
@@ -114,58 +118,60 @@ class Restarts:
 
     @property
     def counts(self) -> dict[int, int]:
-        """Number of a node -> number of its restarts."""
+        """Number of a node (shard or worker id) -> count of the node's restarts."""
         return dict(self._num)
 
     def pause(self, number: int, code: int) -> float | None:
         """Return the backoff before a dead node is restarted, in seconds; None for no restart.
 
         Args:
-            number: Number of the node.
-            code: Exit code of the node; -n for signal n.
+            number: Number of the node (shard or worker id).
+            code: Exit code of the node; -n if signal n killed it.
         """
         recent, now = self._recent.setdefault(number, collections.deque()), self._clock()
         while recent and now - recent[0] >= self._window_seconds:
             recent.popleft()
-        # After a host was cut off, the earlier incarnation of a node may hold the node's id, or the
-        # lock of its directory, for some time. The restarted node is then refused, and must be
-        # restarted once more. A node that is refused at its first start has a permanent error.
+        # After a host was cut off, the earlier incarnation (process) of a node may hold the node's
+        # id, or the lock of its directory, for some time. The PS or the lock then refuses the
+        # restarted node, which must be restarted once more. A node that is refused at its first
+        # start has a permanent error.
         held = code in (EXIT_REFUSED, EXIT_CONFIGURATION) and bool(recent)
         if not (code < 0 or code in self._mendable or held) or len(recent) >= self._most:
             return None
         return min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** len(recent))
 
     def started(self, number: int) -> int:
-        """Count a restart of a node; return the number of its restarts."""
+        """Count a restart of a node; return how often the node was restarted."""
         self._recent.setdefault(number, collections.deque()).append(self._clock())
         self._num[number] += 1
         return self._num[number]
 
 
 class LineSink(Protocol):
-    """Receives the output of a node."""
+    """Receives the lines that a node writes to stdout and stderr."""
 
     def on_line(self, line: str, is_error: bool) -> None:
-        """Receive one line of output.
+        """Receive one line of the node's output.
 
         Args:
-            line: The line without its line end.
+            line: Text of the line without its line end.
             is_error: True for a line of stderr, False for a line of stdout.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """Description of a node to start."""
+    """Description of a PS shard, worker or Supervisor that a launcher starts."""
 
     name: str  # role and number, for example "worker-1"
     role: str  # value of --type_node
     number: int  # id of the shard (from 0) or worker (from 1); 0 for the Supervisor
-    flags: tuple[str, ...]  # flags of the node's command line
-    num_restarts: int = 0  # number of restarts of this node
+    flags: tuple[str, ...]  # flags on the node's command line, as --name=value
+    num_restarts: int = 0  # number of times this node was restarted
     script: tuple[str, ...] = ()  # a worker's script and its arguments; empty without a script
-    output: LineSink | None = None  # None if the node writes to the launcher's terminal directly
-    input: StandardInput | None = None  # standard input; None for /dev/null
+    # Receives the node's lines; None if the node writes to the terminal
+    output: LineSink | None = None
+    input: StandardInput | None = None  # standard input of the node; None for /dev/null
 
     def words(
         self, node: Sequence[str], script: Sequence[str], own_flags: Sequence[str]
@@ -175,7 +181,7 @@ class Node:
         Args:
             node: Python's arguments that run a node on the host, for example `program.NODE`.
             script: Python's arguments that run a script on the host, for example `program.SCRIPT`.
-            own_flags: Flags that the launcher adds for the host.
+            own_flags: Flags that the launcher adds for the node's host.
         """
         if self.script:
             return [*script, *self.flags, *own_flags, "--", *self.script]
@@ -190,10 +196,10 @@ class EndRules:
         one_failure_is_all: True if the first worker that fails ends the run; False if the run ends
             only when all workers have failed.
         mendable: Exit codes of a worker after which a restart may succeed.
-        workers_first_seconds: Time after a failure in which PS and Supervisor may end on their own,
-            before they get SIGTERM.
+        workers_first_seconds: Time after a failure in which PS and Supervisor may end without a
+            signal; after this time they get SIGTERM. In seconds.
         kill_after_seconds: Time after a failure, an interruption or the end of all PS, after which
-            the remaining nodes are killed.
+            the remaining nodes are killed, in seconds.
     """
 
     one_failure_is_all: bool = False
@@ -202,12 +208,12 @@ class EndRules:
     kill_after_seconds: float = 20.0
 
 
-#: Rules of a run whose workers run no script.
+#: Rules for ending a run whose workers run no script of a user.
 RULES = EndRules()
 
 
 class Process(Protocol):
-    """A node that a launcher has started.
+    """Handle of a node's process that a launcher has started on some host.
 
     Attributes:
         is_followed: True if the node's `output` receives every line that the node writes.
@@ -216,10 +222,10 @@ class Process(Protocol):
     is_followed: bool
 
     def poll(self) -> int | None:
-        """Return the node's exit code, -n if signal n killed the node, None while it runs."""
+        """Return the node's exit code: -n if signal n killed the node, None while the node runs."""
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the node."""
+        """Send a signal, given by its number, to the node."""
 
     def kill(self) -> None:
         """Kill the node immediately."""
@@ -229,12 +235,12 @@ class Process(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts nodes on their hosts and supervises them."""
+    """Starts the nodes of a run on their hosts, for example over ssh."""
 
-    addresses: tuple[str, ...]  # host:port of every shard, which workers dial
+    addresses: tuple[str, ...]  # host:port of every PS shard, to which workers connect
 
     def start(self, node: Node) -> Process:
-        """Start a node."""
+        """Start a node on its host; return the handle of its process."""
 
     def settle(self) -> None:
         """Wait until every started node runs; raise Unreachable if a node does not start."""
@@ -243,43 +249,44 @@ class Launcher(Protocol):
         """Send heartbeats to watchdogs; called every `_TURN_SECONDS`."""
 
     def close(self) -> None:
-        """Release the launcher's resources. Called when every process has ended."""
+        """Release the launcher's resources. Called when every node's process has ended."""
 
 
 def _as_it_is(node: Node, process: Process, code: int) -> int:
-    """Return the exit code unchanged: the default of `read_code` of a `Cluster`."""
+    """Return a node's exit code unchanged: the default for `read_code` of a `Cluster`."""
     return code
 
 
 @dataclasses.dataclass
 class Child:
-    """State of one node that was started."""
+    """State of one node that the `Cluster` has started, perhaps several times."""
 
     node: Node  # description of the node's newest start
     process: Process  # process of the node's newest start
-    read_code: Callable[[Node, Process, int], int] = _as_it_is  # see `Cluster`
+    # Maps an exit code, as `Cluster` describes
+    read_code: Callable[[Node, Process, int], int] = _as_it_is
     code: int | None = None  # exit code of the newest process; None while the process runs
-    again_at: float | None = None  # time.monotonic() of the next restart; None if none is due
-    restart_decided: bool = False  # whether a restart after the newest end has been decided
+    again_at: float | None = None  # time.monotonic() of the next restart; None if no restart is due
+    restart_decided: bool = False  # True if the restart after the newest end was decided on
 
     @property
     def is_gone(self) -> bool:
-        """Whether the node has ended and will not be restarted."""
+        """True if the node has ended and will not be restarted."""
         return self.restart_decided and self.poll() is not None
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while the node runs or waits for its restart."""
+        """Return the node's exit code, or None while the node runs or waits for its restart."""
         if self.code is None and (code := self.process.poll()) is not None:
             self.code = self.read_code(self.node, self.process, code)
         return self.code if self.again_at is None else None
 
 
 def main(run: Run) -> int:
-    """Run the whole cluster; return the worst exit code of its nodes.
+    """Run a PS, workers and a Supervisor to their end; return the worst exit code of these nodes.
 
     Raises:
-        ConfigurationError: Flags do not fit the launcher.
-        Unreachable: A host cannot be used; all started nodes have been ended.
+        ConfigurationError: Flags contradict the chosen launcher (--launcher).
+        Unreachable: A host cannot be used. The nodes that had started have been ended.
     """
     devices(run.nb_workers)  # rejects devices that cannot be emulated, before any node starts
     name = launch.check()
@@ -297,23 +304,23 @@ def main(run: Run) -> int:
             code = cluster.run()
     finally:
         launcher.close()
-    if code not in (EXIT_DONE, EXIT_INTERRUPTED):  # the last line of the log is the reason
+    if code not in (EXIT_DONE, EXIT_INTERRUPTED):  # the log's last line must be the reason
         logging.error("%s", cluster.describe_end())
     return code
 
 
-#: With more shards than this, the launcher builds the model and checks its placement. Otherwise
-#: every shard would build the model only to reject it.
+#: With more PS shards than this, the launcher builds the model and checks its placement on the
+#: shards. Without this check every shard would build the model only to reject the placement.
 _MOST_UNCHECKED_SHARDS = 4
 
 
 def check_nodes_here(run: Run, launcher: str) -> None:
-    """Reject settings that every node would reject, before a node is started.
+    """Reject settings that every node would reject, before any node is started.
 
     Args:
         run: The run's settings.
-        launcher: Name of the launcher. Files that flags name are checked only for "local": another
-            launcher's nodes may read them on other hosts.
+        launcher: Value of --launcher. Files that flags name are checked only for "local": with
+            another launcher, nodes may read these files on other hosts.
 
     Raises:
         ConfigurationError: A named file or folder is not usable, or the run has more shards than
@@ -333,13 +340,13 @@ def check_nodes_here(run: Run, launcher: str) -> None:
 
 
 def nodes_of(run: Run, addresses: Sequence[str]) -> list[Node]:
-    """Return the nodes that this launcher starts, in order of their start.
+    """Return the nodes that this launcher starts: PS shards, then workers, then the Supervisor.
 
-    These are all nodes of the cluster, or the nodes of one task of a Slurm step.
+    The list has all nodes of the run, or in a Slurm step the nodes that this task starts.
 
     Args:
         run: The run's settings.
-        addresses: host:port of every shard.
+        addresses: host:port of every PS shard.
     """
     resume = ["--resume"] if run.resume else []
     nodes = [
@@ -358,7 +365,7 @@ def nodes_of(run: Run, addresses: Sequence[str]) -> list[Node]:
 def _node(run: Run, addresses: Sequence[str], role: str, number: int, own: list[str]) -> Node:
     words = [f"--type_node={role}", *given_flags((*_OWN_FLAGS, *launch.NAMES))]
     words.append(f"--run_dir={run.run_dir}")
-    # Only the Supervisor writes to the terminal. The logs of the other nodes are in files.
+    # Only the Supervisor writes to the terminal. PS and workers log to files.
     if role != "Supervisor":
         words += [f"--batch_size={FLAGS.batch_size}", "--quiet"]
     words.append(f"--ps_hosts={','.join(addresses)}")
@@ -379,10 +386,10 @@ def threads_of(num_cpus: int, num_workers: int) -> int:
 
 
 def given_flags(left_out: Collection[str]) -> list[str]:
-    """Return this process's given flags as words of a child's command line.
+    """Return the flags that this process was given, as words of a node's command line.
 
     Args:
-        left_out: Names of flags to omit.
+        left_out: Names of flags that the result omits.
     """
     serialized = (
         FLAGS[name].serialize() for name in FLAGS if FLAGS[name].present and name not in left_out
@@ -391,12 +398,12 @@ def given_flags(left_out: Collection[str]) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a child: this process's, without variables that hold flags."""
+    """Return a node's environment: this process's variables without the ones that hold flags."""
     return {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
 
 
 def _signal_name(code: int) -> str:
-    """Return the name of the signal that an exit code -n stands for."""
+    """Return the name of signal n for an exit code of -n, for example "SIGKILL" for -9."""
     try:
         return signal.Signals(-code).name
     except ValueError:
@@ -404,14 +411,14 @@ def _signal_name(code: int) -> str:
 
 
 def whole_input(given: StandardInput) -> IO[bytes] | None:
-    """Read the whole standard input. Workers on other hosts get a copy before they start.
+    """Read the whole standard input of the launcher, which workers on other hosts get as a copy.
 
     Args:
         given: The launcher's standard input.
 
     Returns:
-        A file with the input. None if there is no input, or if the input is a stream that has
-        brought no data for `_INPUT_SECONDS` and has not ended; a warning reports that stream.
+        A file with the standard input. None if there is no input, or if the input is a stream that
+        has brought no data for `_INPUT_SECONDS` and has not ended; a warning reports this stream.
     """
     file = given.whole(_INPUT_SECONDS)
     if file is None and given.kind is InputKind.STREAM:
@@ -427,17 +434,17 @@ class Cluster:
     """Starts, supervises and ends the nodes of one run.
 
     Attributes:
-        run_settings: The run's settings.
+        run_settings: Settings of the run, from the flags.
         rules: Rules for ending the other nodes when a node ends.
         launcher: Launcher that starts the nodes.
         nodes: Nodes to start, in order of their start.
-        children: State of the started nodes.
-        interrupted: Event that is set by the first end signal.
+        children: State of each started node, in order of the first start.
+        interrupted: Event that is set by the first end signal (for example Ctrl-C): all nodes end.
         impatient: Event that is set by the second end signal: all nodes are killed.
-        restarts: Role -> the restarts of the role's nodes.
+        restarts: Role ("PS" or "Worker") -> counter of the restarts of the role's nodes.
         root_cause: Exit code of the failure that ended the run; None before a failure.
-        culprit: The node with that failure; None before a failure.
-        at_fault: Ids of the workers whose own failure was reported, with any exit code.
+        culprit: The node whose failure ended the run; None before a failure.
+        at_fault: Ids of the workers whose scripts reported a failure caused by the worker itself.
 
     Args:
         run: The run's settings.
@@ -446,7 +453,7 @@ class Cluster:
         rules: Rules for ending the other nodes when a node ends.
         read_code: Called with a node that has ended, its process and its exit code; returns the
             exit code to use instead.
-        on_turn: Called every `_TURN_SECONDS` while nodes run.
+        on_turn: Called every `_TURN_SECONDS` seconds while nodes run.
     """
 
     def __init__(
@@ -474,7 +481,7 @@ class Cluster:
         self.at_fault: set[int] = set()
 
     def run(self) -> int:
-        """Start every node, wait for the run's end, reap every process; return the exit code."""
+        """Start every node, wait for the run's end, reap the processes; return the exit code."""
         with handle_signals(self._interrupt, _END_SIGNALS, self._insist):
             try:
                 for node in self.nodes:
@@ -492,19 +499,20 @@ class Cluster:
         logging.debug("starting %s: %s", node.name, " ".join(node.flags))
         child = Child(node, self.launcher.start(node), self._read_code)
         self.children.append(child)
-        # The signal handler may have run after the first check and before `append`. It then has
-        # not sent the signal to this child, which would run on.
+        # The signal handler may have run after the first check of `interrupted` and before
+        # `append`. Then the handler has not sent the signal to this node, which would keep running.
         if self.interrupted.is_set():
             child.process.send_signal(signal.SIGINT)
 
     def _wait(self) -> None:
-        """Wait until every node has ended; after a final failure of a node, end the others.
+        """Wait until every node has ended; after a failure without restart, end all nodes.
 
-        Workers get SIGTERM first. While `patient` is True, PS and Supervisor may end on their own;
-        then they get SIGTERM too.
+        After a failure, workers get SIGTERM first. While `patient` is True, PS and Supervisor may
+        end without a signal; then they get SIGTERM too.
         """
         ending_since, patient = None, False
-        alone_since: float | None = None  # when the last worker had ended
+        # time.monotonic() when the last worker had ended; None before
+        alone_since: float | None = None
         while any(child.poll() is None for child in self.children):
             time.sleep(_TURN_SECONDS)
             self.launcher.tend()
@@ -516,7 +524,7 @@ class Cluster:
                 if self.root_cause is not None:
                     self._signal(signal.SIGTERM, self._of("Worker"))
                     patient = True
-            shards = self._of("PS")  # empty if another task of a Slurm step starts the PS
+            shards = self._of("PS")  # empty if another task of the Slurm step starts the PS
             ps_gone = bool(shards) and all(child.is_gone for child in shards)
             if ps_gone or self.root_cause is not None or self.interrupted.is_set():
                 ending_since = now if ending_since is None else ending_since
@@ -532,7 +540,7 @@ class Cluster:
                 return
 
     def _restart_nodes(self) -> None:
-        """Restart PS and workers that have died, unless the run is over."""
+        """Restart PS and workers that have died, unless the run has ended or is ending."""
         over = self.interrupted.is_set() or self.root_cause is not None
         over = over or any(child.poll() == EXIT_DONE for child in self._of("PS"))
         for role in self.restarts:
@@ -541,7 +549,7 @@ class Cluster:
             over = over or any(child.is_gone for child in self._of("PS"))
 
     def _restart(self, child: Child, over: bool) -> None:
-        """Restart a node whose restart is due, or decide on the restart of a node that ended."""
+        """Restart a node whose restart is due; decide on the restart of a node that has ended."""
         if child.again_at is not None and over:
             child.again_at = None
         elif child.again_at is not None and time.monotonic() >= child.again_at:
@@ -569,15 +577,16 @@ class Cluster:
         child.node = dataclasses.replace(child.node, flags=(*base_flags, again), num_restarts=count)
         try:
             child.process, child.code = self.launcher.start(child.node), None
-        # A failed restart counts as another death of the node, with the exit code of the last one.
+        # A failed restart counts as another death of the node, with the exit code of the previous
+        # death.
         except Unreachable as error:
             logging.warning("%s cannot be started: %s", child.node.name, error)
 
     def _failure(self) -> int | None:
-        """Return the exit code of a failure that ends the run, or None; store its `culprit`.
+        """Return the exit code of a node's failure that ends the run, or None; store the `culprit`.
 
-        The failure of a PS ends the run. The failure of the first worker, or of all workers, ends
-        the run as `EndRules.one_failure_is_all` sets.
+        The failure of a PS always ends the run. If `EndRules.one_failure_is_all` is True, the first
+        failure of a worker ends the run; if it is False, only the failure of all workers does.
         """
         for child in self._of("PS"):
             code = child.poll() if child.is_gone else None
@@ -585,13 +594,15 @@ class Cluster:
                 self.culprit = child
                 return EXIT_UNREACHABLE if code < 0 else code
         codes = [child.poll() for child in self._of("Worker")]
-        own_fault = [code for code in codes if code and code > 0]  # negative codes: killed workers
+        # A killed worker has a negative code
+        own_fault = [code for code in codes if code and code > 0]
         if self.rules.one_failure_is_all:
             for child, code in zip(self._of("Worker"), codes, strict=True):
                 if code and code > 0 and not self._is_lost(child):
                     self.culprit = child
                     return code
-        # Workers of other tasks of a Slurm step may still train if not all workers are here.
+        # If this launcher starts only some of the workers, workers of other tasks of the Slurm step
+        # may still train.
         has_all = len(codes) == self.run_settings.nb_workers
         if has_all and all(code not in (None, EXIT_DONE) for code in codes):
             code = next(iter(own_fault), EXIT_UNREACHABLE)
@@ -627,7 +638,7 @@ class Cluster:
     def _code(self) -> int:
         """Return the exit code of the run, and log the exit codes of its nodes.
 
-        A killed or lost worker does not change the code of a run that reached its end.
+        A killed or lost worker does not change the exit code of a run that reached its end.
         """
         codes = {child.node.name: child.poll() or 0 for child in self.children}
         logging.info("exit codes: %s", codes)
@@ -649,7 +660,7 @@ class Cluster:
         return worst
 
     def describe_end(self) -> str:
-        """Return one line with the node that ended the run and how; empty if no node failed."""
+        """Return one line on which node ended the run, and how; empty if no node failed."""
         child = self.culprit
         if child is None:
             return ""
@@ -668,6 +679,6 @@ class Cluster:
         return [child for child in self._of("Worker") if (child.poll() or 0) < 0]
 
     def _is_lost(self, worker: Child) -> bool:
-        """Return whether a worker's script only lost contact with the PS or the other workers."""
+        """Return whether a worker's script lost contact with the PS but had no failure itself."""
         may_be_lost = self.rules.one_failure_is_all and worker.node.number not in self.at_fault
         return may_be_lost and worker.poll() == EXIT_UNREACHABLE

@@ -1,9 +1,9 @@
 """``thinwire run``: runs a script as every worker of a run, with PS shards and a Supervisor.
 
-The PS have no model: the first worker sends the model to them. The launchers of a Cluster (`role`)
-start the nodes. A script's run differs from a Cluster in these points: workers run the script
-(`script`), their output is shown with their names, a failure is shown once, and the first worker
-that fails ends the run.
+The PS start without a model: the first worker sends the script's model to the PS. The launchers of
+a `Cluster` (`role`) start the nodes. A script's run differs from a run of --type_node=Cluster in
+these points: workers run the user's script (`script`), the workers' output is shown with their
+names, a failure is shown once, and the first worker that fails ends the run.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ from thinwire.worker.client.control import Control
 from thinwire.worker.flags import devices
 
 FLAGS = flags.FLAGS
-#: A script that raised an error would raise it again, so only killed workers are restarted.
+#: Rules for ending a script's run. A restarted script would raise its error again, so only killed
+#: workers are restarted.
 RULES = EndRules(
     one_failure_is_all=True, mendable=(), workers_first_seconds=5.0, kill_after_seconds=12.0
 )
@@ -67,26 +68,27 @@ _INPUT_TAKEN = (
     "loop around it; there, give < /dev/null"
 )
 _READS_INPUT = re.compile(rb"\bstdin\b|\binput\(|\bfileinput\b|\bopen\(0\b")
-#: Prefixes of node flags that a script's worker does not have.
+#: Prefixes of flags that a worker has in a Cluster and not in a script's run.
 _OF_ROLES = ("--quiet", "--batch_size=")
-#: Time limit for reaching shard 0 to end the run for the other tasks of a Slurm step.
+#: Time limit for reaching PS shard 0 to end the run for the other tasks of a Slurm step, in
+#: seconds.
 _END_SECONDS = 10.0
 #: An exit code of 128 or more is 128 + the number of a signal.
 _EXIT_OF_SIGNALS = 128
 
 
 def complete_flags(script: Sequence[str]) -> list[str]:
-    """Set the flags that depend on the script, before the flags are read.
+    """Set the flags of `thinwire run` that depend on the script, before the flags are read.
 
     Args:
         script: Words of the command line: a file, or -m and a module, then the script's arguments.
-            With --like the list may be empty.
+            With --like the list may be empty, and the earlier run's script is used.
 
     Returns:
         The script and its arguments, as words of a command line.
 
     Raises:
-        ConfigurationError: No script is given, or a flag has no effect in a script's run.
+        ConfigurationError: No script is given, or a given flag has no effect in a script's run.
     """
     if FLAGS.like:
         before = launch_document.recorded(FLAGS.like)
@@ -107,29 +109,29 @@ def complete_flags(script: Sequence[str]) -> list[str]:
         logging.warning("%s", misplaced)
     script_flags.refuse(name for name in FLAGS if FLAGS[name].present)
     if not (FLAGS["port"].present or FLAGS.hosts_file or FLAGS.launcher == "ssh"):
-        FLAGS["port"].value = 0  # any free port
+        FLAGS["port"].value = 0  # 0 stands for any free port
     if FLAGS.run_dir is None:
         FLAGS["run_dir"].value = _default_run_dir(target.label)
     return list(script)
 
 
 def _default_run_dir(label: str) -> str:
-    """Return a folder named after the script; with --like, a folder that does not exist yet."""
+    """Return a run directory named after the script; with --like, one that does not exist yet."""
     names = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
     folders = (pathlib.Path("runs") / f"{label}{suffix}" for suffix in names)
     return str(next(folder for folder in folders if not (FLAGS.like and folder.exists())))
 
 
 def main(run: Run, script: Sequence[str]) -> int:
-    """Run the script on every worker; return the exit code.
+    """Run the script on every worker of a run; return the run's exit code.
 
     Args:
         run: The run's settings.
         script: The script and its arguments.
 
     Raises:
-        ConfigurationError: Flags do not fit the launcher, or the run directory is in use.
-        Unreachable: A host cannot be used; all started nodes have been ended.
+        ConfigurationError: Flags contradict the launcher, or another run uses the run directory.
+        Unreachable: A host cannot be used. The nodes that had started have been ended.
     """
     name, target = _check(run), ScriptTarget.of(script)
     if run.on_metrics is not None:
@@ -151,9 +153,10 @@ def main(run: Run, script: Sequence[str]) -> int:
         code = script_run.run()
     finally:
         launcher.close()
-        # A worker removes its own settings file, but a killed worker could not.
+        # A worker removes its own settings file when it ends, but a killed worker cannot.
         remove_settings(run.run_dir, [node.name for node in nodes])
-    # The reason must be the last line of output: a terminal shows it, and other tools quote it.
+    # The reason of a failure must be the last line of output: a terminal shows this line, and tools
+    # quote it.
     script_run.report_end(code)
     return code
 
@@ -161,14 +164,14 @@ def main(run: Run, script: Sequence[str]) -> int:
 def show(run: Run, script: Sequence[str]) -> int:
     """Write a description of the nodes that `main` would start to stdout; return the exit code.
 
-    The function starts no node and writes no file.
+    This function of --dry_run starts no node and writes no file.
 
     Args:
         run: The run's settings.
         script: The script and its arguments.
 
     Raises:
-        ConfigurationError: Flags do not fit the launcher.
+        ConfigurationError: Flags contradict the chosen launcher (--launcher).
     """
     _check(run)
     nodes = [of_script(node, run, script) for node in nodes_of(run, run.addresses)]
@@ -179,14 +182,14 @@ def show(run: Run, script: Sequence[str]) -> int:
 
 
 def _check(run: Run) -> str:
-    """Reject flags that cannot work, before a node starts; return the launcher's name."""
+    """Reject contradicting flags of a script's run before a node starts; return the launcher."""
     devices(run.nb_workers)
     script_flags.refuse_optimizer((name for name in FLAGS if FLAGS[name].present), run.method)
     return launch.check(runs_script=True)
 
 
 def place_of(run: Run) -> list[str]:
-    """Return the host of every node, in order of their start; the Supervisor runs on this host."""
+    """Return the host of every node by --hosts_file, in the order in which nodes start."""
     from thinwire.launcher.ssh import read_hosts
 
     assignment = place(read_hosts(), run.nb_ps, run.nb_workers)
@@ -194,10 +197,10 @@ def place_of(run: Run) -> list[str]:
 
 
 def of_script(node: Node, run: Run, script: Sequence[str]) -> Node:
-    """Return a cluster's node with the flags, and for a worker the script, of a script's run.
+    """Return a Cluster's node with the flags of a script's run; a worker also gets the script.
 
     Args:
-        node: Node of a cluster.
+        node: Node as `nodes_of` returns it for a Cluster.
         run: The run's settings.
         script: The script and its arguments.
     """
@@ -212,11 +215,11 @@ def of_script(node: Node, run: Run, script: Sequence[str]) -> Node:
 
 
 def _may_need_keras(run: Run, script: pathlib.Path) -> bool:
-    """Return whether the PS will probably step with an optimizer of Keras, and must import Keras.
+    """Return whether the PS will probably need Keras, because the script's optimizer is not SGD.
 
-    Only SGD works without Keras. A script that never names SGD uses another optimizer, or takes
-    its optimizer from another file. A wrong guess costs memory, or seconds for importing Keras
-    when the run begins.
+    The PS can step with SGD without importing Keras. A script that never names SGD uses another
+    optimizer, or takes its optimizer from another file. If the guess is wrong, the PS wastes memory
+    on Keras, or imports Keras only when the run begins, which takes seconds.
     """
     if run.method.kind is not Kind.GRADIENT:
         return False
@@ -229,10 +232,10 @@ class _ScriptRun:
     Args:
         run: The run's settings.
         launcher: Launcher that starts the nodes.
-        nodes: Nodes of the cluster that this launcher starts.
+        nodes: Nodes of the run that this launcher starts.
         script: The script and its arguments.
         began: Start time of the run, in seconds since the epoch.
-        begun_at: Number of updates of the run when this launcher starts.
+        begun_at: Number of updates that the run had made when this launcher started.
     """
 
     def __init__(
@@ -249,8 +252,9 @@ class _ScriptRun:
         self._has_report = any(node.role == "Supervisor" for node in nodes)
         self._screen = Screen()
         self._input = StandardInput(run.run_dir, on_first_bytes=lambda: logging.info(_INPUT_TAKEN))
-        self._failures: dict[int, Failure] = {}  # by worker, in the order of arrival
-        self._exited: dict[int, int] = {}  # worker -> exit code of a script that reported nothing
+        self._failures: dict[int, Failure] = {}  # worker -> its failure, in the order of arrival
+        # Worker -> exit code of its script that reported no failure
+        self._exited: dict[int, int] = {}
         self._lock = threading.Lock()
         self._workers: dict[int, WorkerOutput] = {}
         self._merged = MergedLines(
@@ -273,7 +277,8 @@ class _ScriptRun:
             self._screen.end_progress()
             if code not in (EXIT_DONE, EXIT_INTERRUPTED):
                 first = None if self._is_of_node else self._first
-                code = code if first is None else first[1].code  # code of the first failure
+                # Exit code of the first worker's failure
+                code = code if first is None else first[1].code
             self._report(code)
         return code
 
@@ -294,7 +299,8 @@ class _ScriptRun:
     def _first(self) -> tuple[int, Failure] | None:
         """The worker that failed first, and its failure; None if no worker failed.
 
-        A failure that follows from another worker's failure counts only if there is no other.
+        A failure that follows from another worker's failure counts only if every failure is of this
+        kind.
         """
         failures = list(self._failures.items())
         causes = [failure for failure in failures if failure[1].cause is not Cause.ELSEWHERE]
@@ -302,7 +308,7 @@ class _ScriptRun:
 
     @property
     def _is_of_node(self) -> bool:
-        """Whether a PS or the Supervisor ended the run, and no script failed before."""
+        """True if a PS or the Supervisor ended the run, and no script failed before."""
         culprit, first = self._cluster.culprit, self._first
         is_of_node = culprit is not None and culprit.node.role != "Worker"
         return is_of_node and (first is None or first[1].cause in (Cause.LOST, Cause.ELSEWHERE))
@@ -329,16 +335,17 @@ class _ScriptRun:
                 )
 
     def _path(self, worker: int) -> pathlib.Path:
-        """Return the file with a worker's output."""
+        """Return the path of the file with a worker's output."""
         return self._run.run_dir / "logs" / f"worker-{worker}.out"
 
     def _node(self, node: Node) -> Node:
-        """Return a cluster's node with the script's flags, its output sink and its input."""
+        """Return a Cluster's node with flags, output sink and standard input of a script's run."""
         node = of_script(node, self._run, self._script)
         if node.role != "Worker":
             kind = SupervisorOutput if node.role == "Supervisor" else NodeOutput
             shown = kind(node.name, self._screen, lambda: bool(self._failures))
-            # The Supervisor passes its input on to the evaluator, which runs the script.
+            # The Supervisor passes its standard input to the evaluator, a process that also runs
+            # the script.
             given_input = self._input if node.role == "Supervisor" else None
             return dataclasses.replace(node, output=shown, input=given_input)
         node = dataclasses.replace(node, flags=(*node.flags, f"{RUN_BEGAN}{self._began}"))
@@ -349,7 +356,7 @@ class _ScriptRun:
         return dataclasses.replace(node, output=output, input=self._input)
 
     def _read_code(self, node: Node, process: Process, code: int) -> int:
-        """Return the exit code that a node's end counts as; the `read_code` of `Cluster`.
+        """Return the exit code that a node's end counts as. Implements `read_code` of `Cluster`.
 
         A script that exits with code 0 before its end counts as failed.
         """
@@ -358,7 +365,7 @@ class _ScriptRun:
             self._merged.ended(node.number)
         if output is None or code < EXIT_DONE or not process.is_followed:
             return code
-        process.wait()  # reads the last lines: they may hold the failure, or `COMPLETED`
+        process.wait()  # reads the last lines of output, which may hold the failure or `COMPLETED`
         if code != EXIT_DONE:
             self._note_exit(node.number, code)
             return code
@@ -375,7 +382,7 @@ class _ScriptRun:
         return EXIT_SCRIPT
 
     def _note_exit(self, worker: int, code: int) -> None:
-        """Record that a script exited without a failure report, as os._exit(3) does."""
+        """Record that a worker's script exited without a failure report, as os._exit(3) does."""
         over = self._cluster.interrupted.is_set() or self._cluster.root_cause is not None
         if not self._failures and code < _EXIT_OF_SIGNALS and not over:
             self._exited[worker] = code
@@ -383,12 +390,12 @@ class _ScriptRun:
             note_failure(self._run.run_dir, text, self._begun_at)
 
     def _on_failure(self, worker: int, failure: Failure) -> None:
-        """Show the first failure. Later failures are only in their workers' files.
+        """Show the first failure of a worker. Later failures are only in the workers' files.
 
         A failure of one line becomes the launcher's last line. A failure with a traceback is shown
         immediately.
         """
-        if self._is_interrupted:  # an error of an interrupted script is no failure of the run
+        if self._is_interrupted:  # an interrupted script's error is not the run's failure
             return
         is_own = failure.cause is not Cause.ELSEWHERE
         with self._lock:
@@ -408,8 +415,8 @@ class _ScriptRun:
     def _end_others(self) -> None:
         """Make shard 0 end the run for the other tasks of a Slurm step, if a script failed here.
 
-        The other tasks do not know of a script that failed before its first step. Shard 0 answers
-        only when it has a model, so this waits up to --start_timeout_seconds.
+        The other tasks do not know of a script that failed before its first step. PS shard 0
+        answers only when it has a model, so this method waits up to --start_timeout_seconds.
         """
         part = launch.part_here()
         failed = {
@@ -430,7 +437,7 @@ class _ScriptRun:
         control.finish(True, self._failures[worker].headline, FLAGS.start_timeout_seconds)
 
     def _report(self, code: int) -> None:
-        """Log the other workers that failed, the result of a completed run, and the report's path.
+        """Log the workers that failed after the first, the run's result, and the report's path.
 
         Args:
             code: Exit code of the run.

@@ -1,4 +1,4 @@
-"""Claims a Cluster's run directory before a node is started."""
+"""Checks that no other process writes to a run's directory, before a node is started."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from thinwire.runtime.run.directory import clear, lock_of, node_locks
 from thinwire.runtime.run.lock import DirectoryLock, LockOwner
 from thinwire.runtime.run.settings import Run
 
-#: Time limit for locks of a Cluster that was killed: its watchdogs end its nodes within
-#: GRACE_SECONDS.
+#: How long to wait for the directory locks of a killed Cluster's nodes, in seconds. The watchdogs
+#: end these nodes within GRACE_SECONDS.
 PATIENCE_SECONDS = GRACE_SECONDS + 5.0
 
 
@@ -31,24 +31,24 @@ def claim_run_directory(
 ) -> None:
     """Check that no other process writes to the run directory; with --overwrite, clear it.
 
-    The locks are released before the nodes start, because each node takes its own lock. A task of a
-    Slurm step claims only the folders of its own nodes, and these nodes clear their folders
-    themselves.
+    This process releases the locks before the nodes start, because each node takes its own lock. A
+    task of a Slurm step claims only the folders of the nodes that it starts, and these nodes clear
+    their folders themselves.
 
     Args:
         run: The run's settings.
         part: This task of a Slurm step; None if this launcher starts all nodes.
-        patience_seconds: How long to wait for locks of ending nodes of an earlier Cluster, in
-            seconds.
+        patience_seconds: How long to wait for the locks of an earlier Cluster's nodes that are
+            ending, in seconds.
         clock: Returns the time in seconds; replaced in tests.
 
     Raises:
-        ConfigurationError: Another process still writes to the directory.
+        ConfigurationError: Another process still writes to the run directory.
     """
     owner, deadline = LockOwner.here("Cluster", 0), clock() + patience_seconds
     with contextlib.ExitStack() as held:
         for lock in _locks(run, part):
-            if lock.path.exists():  # a lock without a file was never taken
+            if lock.path.exists():  # a lock whose file does not exist was never taken
                 held.enter_context(lock.take(owner, max(0.0, deadline - clock())))
         if run.overwrite and part is None:
             clear(run.run_dir)
@@ -61,7 +61,7 @@ def claim_run_directory(
 def start_in_claimed_directory(
     run: Run, script: Sequence[str] = (), is_elsewhere: bool = False
 ) -> RunStart:
-    """Claim a run directory, log how the run starts, and clear the directory for a new run.
+    """Claim a run directory, log whether the run begins or resumes, and clear it for a new run.
 
     Args:
         run: The run's settings.
@@ -69,14 +69,14 @@ def start_in_claimed_directory(
         is_elsewhere: True if the PS may run on hosts that do not share this host's disk.
 
     Raises:
-        ConfigurationError: Another process writes to the directory, or `find_start` rejects the
+        ConfigurationError: Another process writes to the run directory, or `find_start` rejects the
             run.
     """
     part = launch.part_here()
     claim_run_directory(dataclasses.replace(run, overwrite=False), part)
     start = find_start(run, script, is_elsewhere)
-    # Only the first task of a Slurm step starts the PS. Another task's disk may lack the PS's
-    # files, so that task does not know whether the run begins or resumes.
+    # Only the first task of a Slurm step starts the PS. The disk of a later task may lack the files
+    # of the PS, so the later task does not know whether the run begins or resumes.
     if part is None or part.is_first or start.finished is not None:
         logging.info("%s", start.line)
     for warning in run.method.warnings:
@@ -87,7 +87,7 @@ def start_in_claimed_directory(
 
 
 def _locks(run: Run, part: SlurmStep | None) -> list[DirectoryLock]:
-    """Return the locks of the nodes to start; with --overwrite, of all nodes in the directory."""
+    """Return the locks of the nodes to start; with --overwrite, all locks in the run directory."""
     if run.overwrite and part is None:
         return node_locks(run.run_dir)
     nodes = [("PS", shard) for shard in range(run.nb_ps)]

@@ -1,8 +1,8 @@
 """Finds out, before a node starts, whether a run begins or resumes.
 
-The newest checkpoint of shard 0 decides this (`thinwire.runtime.run.resuming`). If the checkpoint
-is on another host, the launcher reads only the Supervisor's records in the run directory, and the
-PS compares the settings when it starts.
+If PS shard 0 has a checkpoint, the run resumes from it (`thinwire.runtime.run.resuming`). If the
+checkpoint is on another host, the launcher reads only the Supervisor's records in the run
+directory, and the PS compares the run's settings with the checkpoint when the PS starts.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ _FIRST_SHARD = "ps-0"
 
 @dataclasses.dataclass(frozen=True)
 class RunStart:
-    """Result of `find_start`: whether a run begins, resumes or is finished.
+    """Result of `find_start`: states whether a run begins, resumes or is finished.
 
     Attributes:
-        run: The run's settings; `overwrite` is set if the run replaces a run whose script failed.
+        run: The run's settings. Their `overwrite` is True if the run replaces a run whose script
+            failed.
         finished: Stop reason of a run that is already finished; None if the run trains.
-        updates: Number of updates when the run starts.
+        updates: Number of updates in the checkpoint from which the run resumes; 0 if it begins.
         line: Line for the log that describes the start.
     """
 
@@ -51,7 +52,7 @@ class RunStart:
 
 
 def find_start(run: Run, script: Sequence[str] = (), is_elsewhere: bool = False) -> RunStart:
-    """Find out whether a run begins, resumes or is finished.
+    """Find out from the run directory whether a run begins, resumes or is finished.
 
     Args:
         run: The run's settings.
@@ -59,8 +60,8 @@ def find_start(run: Run, script: Sequence[str] = (), is_elsewhere: bool = False)
         is_elsewhere: True if the PS may run on hosts that do not share this host's disk.
 
     Raises:
-        OtherRun: The directory holds a run of other code or settings, and neither --resume nor
-            --overwrite is given.
+        OtherRun: The run directory holds a run of a different script or different settings, and
+            neither --resume nor --overwrite is given.
     """
     if run.overwrite:
         return _begin(run, "")
@@ -94,14 +95,14 @@ def _begin(run: Run, why: str) -> RunStart:
 
 
 def _newest(run: Run) -> State | None:
-    """Return the newest checkpoint of shard 0 without its arrays; None if this host has none."""
+    """Return PS shard 0's newest checkpoint without its arrays; None if this host has none."""
     folder = checkpoints_of(run.run_dir, _FIRST_SHARD)
     store = checkpoints_at(run.checkpoint_dir, _FIRST_SHARD, folder, run.keep_checkpoints)
     return store.load_values()
 
 
 def _version(run: Run, state: State) -> int:
-    """Return the number of updates after loading a checkpoint and replaying the journal."""
+    """Return the number of updates that a PS has after loading a checkpoint and its journal."""
     core, mark = state["core"], read_mark(checkpoints_of(run.run_dir, _FIRST_SHARD))
     version = int(core["model"]["version"])
     if state.get("journal") is None or mark is None or mark.generation < core["generation"]:
@@ -110,7 +111,7 @@ def _version(run: Run, state: State) -> int:
 
 
 def _has_failed(run: Run, state: State) -> bool:
-    """Return whether the earlier run's script failed after it had trained."""
+    """Return whether the script of the run in the run directory failed after it had trained."""
     begun_at = update_of_failure(run.run_dir)
     if begun_at is not None and (not state or _version(run, state) > begun_at):
         return True
@@ -120,7 +121,7 @@ def _has_failed(run: Run, state: State) -> bool:
 
 
 def _recorded(run: Run) -> int | None:
-    """Return the number of updates in the Supervisor's newest record; None without a record."""
+    """Return the number of updates in the Supervisor's newest metrics; None without metrics."""
     try:
         with open(run.run_dir / METRICS_FILE, encoding="utf-8") as file:
             newest = json.loads(file.readlines()[-1])

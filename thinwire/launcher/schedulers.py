@@ -1,9 +1,9 @@
 """Reads a worker's id and the PS addresses from the environment of Slurm, torchrun or Kubernetes.
 
-Each process of the job is a worker, and its rank (from 0) is its id - 1. The PS is started
-separately, at the addresses of ``THINWIRE_PS`` (host:port, with commas between shards). Without
-this variable the PS is expected on the first host that Slurm or torchrun names, at the default
-port.
+Each process of the job is a worker, and its rank (from 0) is the worker's id - 1. The user starts
+the PS separately, at the addresses in ``THINWIRE_PS`` (host:port, with commas between shards).
+Without this variable the workers expect the PS on the first host that Slurm or torchrun names, at
+the default port.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from thinwire.flags.slurm import step_of
 from thinwire.launcher.tf_config import ClusterPosition
 from thinwire.ops.types import ConfigurationError
 
-#: Environment variable with the addresses of the PS.
+#: Name of the environment variable with the addresses (host:port) of the PS shards.
 PS_VARIABLE = "THINWIRE_PS"
-#: Environment variable with the number of workers, which pods of a Kubernetes Job do not know.
+#: Name of the environment variable with the number of workers: a pod of a Kubernetes Job cannot
+#: find out this number.
 WORKERS_VARIABLE = "THINWIRE_NB_WORKERS"
 _DEFAULT_PORT = 2223
 
@@ -24,13 +25,16 @@ Environment = Mapping[str, str]
 
 
 def position(environment: Environment) -> tuple[str, ClusterPosition] | None:
-    """Return the scheduler's name and this process's position; None outside a scheduler's job.
+    """Return the scheduler's name and this process's role, number and addresses in the job.
+
+    Return None if no scheduler has started this process.
 
     Args:
-        environment: The environment variables.
+        environment: Environment variables of this process.
 
     Raises:
-        ConfigurationError: A variable is not a number, or no variable gives the PS address.
+        ConfigurationError: A variable of the scheduler is not a number, or no variable gives the
+            address of the PS.
     """
     for name, read in _SCHEDULERS.items():
         place = read(environment)
@@ -73,7 +77,7 @@ _SCHEDULERS: dict[str, Callable[[Environment], ClusterPosition | None]] = {
 }
 
 
-#: Names of the schedulers.
+#: Names of the schedulers that this module knows.
 NAMES = tuple(_SCHEDULERS)
 
 
@@ -87,7 +91,7 @@ def _worker(rank: int, count: int, shards: tuple[str, ...]) -> ClusterPosition:
 
 
 def _shards(environment: Environment, host: str, variable: str) -> tuple[str, ...]:
-    """Return host:port of every shard: from ``THINWIRE_PS``, else the default port of a host."""
+    """Return host:port of every PS shard, from ``THINWIRE_PS`` or as the default port of `host`."""
     addresses = environment.get(PS_VARIABLE, "")
     if addresses:
         return tuple(address.strip() for address in addresses.split(","))

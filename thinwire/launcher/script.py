@@ -1,13 +1,13 @@
 """Runs a user's script as a worker or the evaluator of a run, as ``python script.py`` would.
 
-``script.py [--flag=value ...] -- SCRIPT [ARGUMENT ...]``, by its path or as a module; `thinwire
-run` starts it. The flags are written to a file that only this user can read, for
-`thinwire.script.settings`. The seeds and threads of a library are set when the script imports the
-library. A script that fails as a worker writes one line for the launcher (`failures`); the launcher
-shows the failure once and ends the run. A script that fails as the evaluator writes its traceback,
-and the run continues.
+`thinwire run` starts ``script.py [--flag=value ...] -- SCRIPT [ARGUMENT ...]``, by the path of this
+module or as ``-m``. This module writes the flags to a file that only this user can read, for
+`thinwire.script.settings`. It sets the seeds and threads of a library when the user's script
+imports the library. If the script fails on a worker, this module writes one line for the launcher
+(`failures`), which shows the failure once and ends the run. If the script fails as the evaluator,
+this module writes the traceback, and the run continues.
 
-This module may run as the main program, so no other module imports from it.
+Because this module may run as the main program, no module imports from it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 if not __package__:
-    # Run by its path: the module path, which belongs to the user's script, lacks the package. Once
-    # imported, the package finds its modules by its own path. Its folder must not stay on the
-    # module path, where it could hide modules of the user.
+    # This file was run by its path, and the module path, which belongs to the user's script, lacks
+    # the package thinwire. Once imported, the package finds its modules by its own path. The
+    # package's parent folder must not stay on the module path, where it could hide modules of the
+    # user.
     _ROOT = str(pathlib.Path(__file__).resolve().parents[2])
     sys.path.insert(0, _ROOT)
     importlib.import_module("thinwire")
@@ -77,22 +78,24 @@ from thinwire.worker.held_libraries import hold_h5py, hold_tensorflow, share_dow
 from thinwire.worker.script import RECORD
 from thinwire.worker.temporary import record_temporary, remove_temporary
 
-#: Stop reasons of a run that another process reports.
+#: Stop reasons with which the PS end this script because another process failed or was interrupted.
 _OTHERS_CAUSES = (SCRIPT_FAILED, "interrupted")
-#: Delay before an interrupted script ends the run. If all nodes were interrupted, the PS end the
-#: run during the delay. If only this script was interrupted, this script ends the run.
+#: Delay before an interrupted script ends the run, in seconds. If all nodes were interrupted, the
+#: PS end the run during this delay. If only this script was interrupted, this script ends the run
+#: after the delay.
 _INTERRUPTED_SECONDS = 0.5
 _STEP_VARIABLE = "SLURM_STEP_ID"
 _SEPARATOR = "--"
 _HASH_SEED = "PYTHONHASHSEED"
-#: The SIGTERM by which the launcher has ended this script; empty before that.
+#: Number of the signal (SIGTERM) by which the launcher has ended this script; empty before the
+#: signal.
 _ENDED: list[int] = []
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the script that the arguments name; return its exit code."""
+    """Run the user's script that the arguments name; return the script's exit code."""
     # At exit the interpreter searches TensorFlow's million objects for reference cycles, several
-    # times, which takes a second of CPU time. The search skips frozen objects.
+    # times, which takes a second of CPU time. The search skips objects that `gc.freeze` has frozen.
     atexit.register(gc.freeze)
     arguments = list(arguments)
     at = arguments.index(_SEPARATOR)
@@ -116,7 +119,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _go_to_folder(script: list[str]) -> None:
-    """Change to the script's folder; for a module, to the copy of the launcher's folder."""
+    """Change to the folder of a script's file; for -m, to the copy of the launcher's folder."""
     if script[0] == MODULE_OPTION:
         os.chdir(SENT_SCRIPT)
         return
@@ -126,21 +129,21 @@ def _go_to_folder(script: list[str]) -> None:
 
 
 def _name_of(script: Sequence[str]) -> str:
-    """Return the script's name for messages: the name of its file, or -m and the module."""
+    """Return the script's name for messages: its file name, or -m and the module's name."""
     if script[0] == MODULE_OPTION:
         return " ".join(script[:2])
     return pathlib.Path(script[0]).name
 
 
 def _absolute(word: str) -> str:
-    """Return a flag with its file's path made absolute: the script may change the folder."""
+    """Return a flag with an absolute path, because the script may change the current folder."""
     name, equals, value = word.partition("=")
     is_path = name == "--run_dir" or name.endswith("_file") or name.startswith("--tls_")
     return f"{name}={os.path.abspath(value)}" if is_path and equals else word
 
 
 def _values(words: Sequence[str]) -> dict[str, str]:
-    """Return name -> value of flags written as --name=value; the last value of a name counts."""
+    """Return name -> value for flags written as --name=value; the last value of a name counts."""
     pairs = (word.removeprefix("--").partition("=") for word in words)
     return {name: value for name, _, value in pairs}
 
@@ -148,7 +151,8 @@ def _values(words: Sequence[str]) -> dict[str, str]:
 def _hold_files(given: Mapping[str, str], node: str) -> None:
     """Stop this script from deleting or truncating the chief's files; see `held_files`."""
     began = given.get(RUN_BEGAN.strip("-="))
-    if began is None:  # not started by a run's launcher: no other worker writes the same files
+    # No launcher of a run started this script, so no other worker writes the same files
+    if began is None:
         return
     number = 0 if node == "evaluator" else int(given["id_worker"])
     is_first = bool(number) and not int(given.get("num_restarts", "0"))
@@ -162,10 +166,10 @@ def _hold_files(given: Mapping[str, str], node: str) -> None:
 
 
 def _fix_hashes(seed: int) -> None:
-    """Restart the interpreter with the run's seed for hashes, unless a hash seed is set.
+    """Restart the interpreter with the run's seed as PYTHONHASHSEED, unless a hash seed is set.
 
-    The order of a set of strings depends on this seed. With different seeds, workers would number
-    the words of a vocabulary differently.
+    The order of a set of strings depends on the hash seed. With different hash seeds, workers would
+    number the words of a vocabulary differently.
     """
     if os.environ.get(_HASH_SEED, "random") != "random":
         return
@@ -176,23 +180,25 @@ def _fix_hashes(seed: int) -> None:
 
 def _prepare_process(given: Mapping[str, str]) -> None:
     """Configure the device, output streams and signals of this process."""
-    configure_libraries(tensorflow_log_level=2)  # hides the greeting that every worker would log
+    # Hides TensorFlow's greeting, which every worker would log
+    configure_libraries(tensorflow_log_level=2)
     device = given.get("device", "auto")
     if device != "auto":
         os.environ["CUDA_VISIBLE_DEVICES"] = device.removeprefix("gpu:").replace("cpu", "-1")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(line_buffering=True)  # a pipe is block-buffered by default
+            # By default a stream to a pipe is block-buffered
+            stream.reconfigure(line_buffering=True)
     record_temporary()
     signal.signal(signal.SIGTERM, _end_evaluator if EVALUATES[2:] in given else _end)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _prepare_libraries(given: Mapping[str, str]) -> None:
-    """Set seeds and threads, and protect the chief's files, in the libraries that are imported."""
+    """Set seeds and threads of numpy and TensorFlow, and protect the chief worker's files."""
     seed, threads = int(given["seed"]), int(given.get("worker_threads", "0"))
-    # A step blocks one of TensorFlow's threads while it waits for an exchange. With --kernels=tf
-    # the exchange itself calls TensorFlow and needs threads in addition to the blocked ones.
+    # A training step blocks one of TensorFlow's threads while it waits for an exchange with the PS.
+    # With --kernels=tf the exchange itself calls TensorFlow and needs threads that are not blocked.
     calls = 2 if given.get("kernels") == "tf" else 1
     random.seed(seed)
     _act_after_imports(
@@ -214,7 +220,7 @@ def _prepare_tensorflow(tensorflow: Any, seed: int, threads: int, calls: int) ->
 
 
 def _end(number: int, frame: Any) -> None:
-    """End the script on SIGTERM by SystemExit, so that the script releases its resources."""
+    """Raise SystemExit on SIGTERM, so that the script can release its resources."""
     signal.signal(number, signal.SIG_DFL)
     _ENDED.append(number)
     time.sleep(_INTERRUPTED_SECONDS)
@@ -222,16 +228,17 @@ def _end(number: int, frame: Any) -> None:
 
 
 def _end_evaluator(number: int, frame: Any) -> None:
-    """End the evaluator on SIGTERM; its temporary files are all that must be removed."""
+    """End the evaluator on SIGTERM, without cleanup except for its temporary files."""
     remove_temporary()
     os._exit(128 + number)
 
 
 def _act_after_imports(actions: Mapping[str, Callable[[Any], None]]) -> None:
-    """Call each action with its module: now if the module is imported, else after its import."""
+    """Call each action with its module: now if the module is imported, else when it is imported."""
     later = dict(actions)
     for name, action in actions.items():
-        if name in sys.modules:  # Python's start-up files (sitecustomize) may import any module
+        # Python's start-up files (sitecustomize) may have imported the module
+        if name in sys.modules:
             action(sys.modules[name])
             del later[name]
     sys.meta_path.insert(0, _AfterImport(later))
@@ -241,7 +248,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     """Import hook that calls an action once, as soon as a module has been imported.
 
     Args:
-        actions: Name of a module -> action, called with the module.
+        actions: Name of a module -> action that is called with the imported module.
     """
 
     def __init__(self, actions: dict[str, Callable[[Any], None]]) -> None:
@@ -250,9 +257,9 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the module's spec from the other finders; its loader also calls the action."""
-        # The action is removed first: `importlib.util.find_spec` below calls this method again,
-        # which must then return None to let the other finders find the module.
+        """Return a module's spec from Python's usual finders; its loader also calls the action."""
+        # The action is removed first: `importlib.util.find_spec` below calls this method again, and
+        # this second call must return None to let Python's usual finders find the module.
         action = self._actions.pop(fullname, None)
         if action is None:
             return None
@@ -262,7 +269,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             execute = loader.exec_module
 
             def execute_and_act(module: types.ModuleType) -> None:
-                del loader.exec_module  # restores the method of the loader's class
+                del loader.exec_module  # restores `exec_module` of the loader's class
                 with quiet_stderr() if fullname == "tensorflow" else contextlib.nullcontext():
                     execute(module)
                 action(module)
@@ -275,7 +282,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def _run(words: Sequence[str]) -> int:
-    """Run the script to its end, report a failure, and return the exit code."""
+    """Run the script as a worker to its end, report a failure, and return the exit code."""
     name, thread_errors = _name_of(words), _note_thread_errors()
     try:
         _execute(words)
@@ -302,7 +309,7 @@ def _run(words: Sequence[str]) -> int:
         return code
     if (failure is not None and (failure.is_lost or failure.is_refused)) or _is_cancelled(code):
         RECORD.abandon()
-    with contextlib.suppress(Exception):  # the launcher also ends the run
+    with contextlib.suppress(Exception):  # if this fails, the launcher ends the run
         RECORD.end(code != EXIT_DONE, "" if failure is None else failure.headline)
     if code == EXIT_DONE:
         report_completion()
@@ -326,9 +333,10 @@ def _failure_of_exit(error: SystemExit, code: int, name: str) -> Failure | None:
 
 
 def _note_thread_errors() -> list[BaseException]:
-    """Return a list that collects each error of Thinwire that ends a thread of the script.
+    """Return a list to which each error of Thinwire that ends a thread of the script is added.
 
-    The training in that thread has failed, even if the main thread runs the script to its end.
+    If Thinwire's error ends a thread, the training in this thread has failed, even if the main
+    thread runs the script to its end.
     """
     errors: list[BaseException] = []
     before = threading.excepthook
@@ -344,7 +352,7 @@ def _note_thread_errors() -> list[BaseException]:
 
 
 def _is_cancelled(code: int) -> bool:
-    """Return whether a signal of Slurm has ended this script and all other nodes of the step.
+    """Return whether Slurm has ended this script and all other nodes of the step by a signal.
 
     Slurm sends the signal to every process of the step, and this process may be the first to act.
     """
@@ -352,7 +360,7 @@ def _is_cancelled(code: int) -> bool:
 
 
 def _code_of_signal(error: BaseException) -> int | None:
-    """Return the exit code of the signal that caused an error; None if no signal did.
+    """Return the exit code of the signal that caused an error; None if no signal caused it.
 
     TensorFlow replaces a SystemExit by another error. A KeyboardInterrupt during an import of
     TensorFlow becomes the cause or context of an ImportError.
@@ -368,7 +376,7 @@ def _code_of_signal(error: BaseException) -> int | None:
 
 
 def _evaluate(words: Sequence[str]) -> int:
-    """Run the script as the evaluator, which ends with the run; return the exit code."""
+    """Run the script as the evaluator (a process that evaluates); return its exit code."""
     try:
         _execute(words)
     except SystemExit as error:
@@ -381,8 +389,8 @@ def _evaluate(words: Sequence[str]) -> int:
 
 
 def _execute(words: Sequence[str]) -> None:
-    """Run the script as the main module; it stays the main module after its end."""
-    admit_signals()  # the callers catch exceptions that signal handlers raise from this line on
+    """Run the script as the main module; the script stays the main module after its end."""
+    admit_signals()  # from this line on, the callers catch exceptions that signal handlers raise
     if words[0] == MODULE_OPTION:
         _execute_module(words[1], words[2:])
         return
@@ -397,12 +405,13 @@ def _execute(words: Sequence[str]) -> None:
 
 
 def _execute_module(name: str, arguments: Sequence[str]) -> None:
-    """Run a module as ``python -m`` does, with its packages and its spec.
+    """Run a module as ``python -m`` does, and import the module's packages first.
 
     `runpy.run_module` is not used: at its end it restores the previous main module, but the
     script's threads and exit handlers still need the script as main module.
     """
-    sys.argv[:] = [MODULE_OPTION, *arguments]  # as `python -m` sets it while it imports packages
+    # The same value as under `python -m` while Python imports packages
+    sys.argv[:] = [MODULE_OPTION, *arguments]
     _begin_module_path(os.getcwd())
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
@@ -438,15 +447,16 @@ def _new_main_module(file: str, spec: importlib.machinery.ModuleSpec | None) -> 
 
 
 def _begin_module_path(folder: str) -> None:
-    if not sys.flags.safe_path:  # without -P, `python -m` puts the current folder first
+    if not sys.flags.safe_path:  # without -P, `python -m` puts the current folder first on the path
         del sys.path[0]
     sys.path.insert(0, folder)
 
 
 def _code_of(error: SystemExit) -> int:
-    """Return the exit code that the interpreter would use for a SystemExit.
+    """Return the exit code that the Python interpreter would use for a SystemExit.
 
-    A code that is neither None nor a number is written to stderr, as the interpreter does.
+    If the code of the SystemExit is neither None nor a number, it is written to stderr, as the
+    interpreter does.
     """
     if error.code is None:
         return EXIT_DONE
@@ -457,7 +467,7 @@ def _code_of(error: SystemExit) -> int:
 
 
 def _idleness(name: str) -> Failure | None:
-    """Return the failure of a script that exchanged nothing with the PS; None if it did."""
+    """Return the failure of a script that never exchanged with the PS; None if it has exchanged."""
     if not RECORD.is_distributed:
         return Failure(
             EXIT_CONFIGURATION,
@@ -479,7 +489,7 @@ def _idleness(name: str) -> Failure | None:
 
 
 def _failure(error: BaseException) -> Failure:
-    """Return the failure that describes an error that a script raised."""
+    """Return the failure that describes an error that the user's script raised."""
     original = original_of(error)
     code, stop_reason = exit_code_of(original), stop_reason_of(original)
     place, reason = place_of(error), reason_of(error)

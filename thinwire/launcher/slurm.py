@@ -1,7 +1,7 @@
-"""Starts the nodes of one task of a Slurm step; the step's other tasks start the other nodes.
+"""Starts the nodes of one task of a Slurm step; each other task of the step starts its own nodes.
 
-Slurm ends all processes that a task has started: it sends them signals, and kills them at the end
-of the job.
+Slurm ends all processes that a task has started: Slurm sends them signals, and kills them at the
+end of the job.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOOPBACK, _ANY = "127.0.0.1", "0.0.0.0"
 
 
 class SlurmLauncher:
-    """Starts this task's nodes."""
+    """Starts the nodes of this task of a Slurm step, on this host."""
 
     def __init__(self, run: Run, step: SlurmStep) -> None:
         self.addresses = run.addresses
@@ -36,22 +36,22 @@ class SlurmLauncher:
     def start(self, node: Node) -> SupervisedProcess:
         """Start a node; its watchdog ends the node when the task ends or dies."""
         bind = (f"--ip_PS={self._bind}",) if node.role == "PS" else ()
-        # A restarted node resumes. With --overwrite it would delete its checkpoints.
+        # A restarted node resumes. With --overwrite the node would delete its checkpoints.
         overwrite = self._overwrite if not node.num_restarts else ()
         return start_here(node, f"--worker_threads={self._threads}", *bind, *overwrite)
 
     def settle(self) -> None:
-        """Return immediately: processes of this machine are started when `start` returns."""
+        """Return immediately: `start` returns when a process of this machine has started."""
 
     def tend(self) -> None:
-        """Do nothing: the system closes the pipes of a launcher that has died."""
+        """Do nothing: local watchdogs need no heartbeats, because a dead launcher's pipes close."""
 
     def close(self) -> None:
-        """Do nothing: the launcher holds no resources."""
+        """Do nothing: the Slurm launcher holds no resources."""
 
 
 def prepare(run: Run, script_folder: pathlib.Path | None = None) -> SlurmLauncher:
-    """Return the launcher of this task's part of a run.
+    """Return the launcher of the nodes that this task of a Slurm step starts.
 
     Raises:
         ConfigurationError: The step has several hosts, and neither certificates, nor a token, nor

@@ -1,7 +1,7 @@
 """Starts nodes over ssh on the hosts of a hosts file; the Supervisor runs on the launching host.
 
 First the launcher probes every host (`Ssh.probe`). If a host is not usable, an error names the host
-and no node is started. Then the launcher copies the code, if --sync_dst_dir is given
+and no node is started. Then the launcher copies the code to every host, if --sync_dst_dir is given
 (`thinwire.launcher.deployment`). Then each node is started through a separate ssh connection, under
 a watchdog that ends the node when the connection closes.
 
@@ -40,7 +40,8 @@ FLAGS = flags.FLAGS
 Result = TypeVar("Result")
 _PROBE = pathlib.Path(__file__).resolve().parent / "host_probe.py"
 _PROBE_MARK = "thinwire-probe "
-#: Options that follow the user's options: ssh uses the first value of an option.
+#: Options of ssh that follow the user's options, which therefore win: ssh uses the first value of
+#: an option.
 _OPTIONS = (
     "-T",
     "-o",
@@ -48,50 +49,50 @@ _OPTIONS = (
     "-o",
     "ConnectTimeout=5",
     "-o",
-    "SendEnv=THINWIRE_TOKEN",  # for hosts that accept it
+    "SendEnv=THINWIRE_TOKEN",  # passes the token to hosts whose sshd accepts the variable
     "-o",
     "ServerAliveInterval=15",
     "-o",
     "ServerAliveCountMax=3",
 )
-_PROBE_SECONDS = 30.0  # limit of one probe
-_COPY_SECONDS = 600.0  # limit of one copy to one host
-_BEAT_SECONDS = 1.0  # between two calls of `tend` while the input is copied
-_MOST_CONNECTIONS = 16  # hosts that are probed, or receive the code, in parallel
-_SSH_FAILED = 255  # ssh's exit code for a failed connection
-_NOT_FOUND = (126, 127)  # a shell's exit codes for a program that it cannot run
-_START_SECONDS = 30.0  # limit of the wait for a node's start
+_PROBE_SECONDS = 30.0  # time limit of one probe of a host
+_COPY_SECONDS = 600.0  # time limit of one copy of the code, or of the standard input, to one host
+_BEAT_SECONDS = 1.0  # seconds between two calls of `tend` while stdin is copied
+_MOST_CONNECTIONS = 16  # number of hosts that are probed, or receive the code, in parallel
+_SSH_FAILED = 255  # exit code of the ssh client for a failed connection
+_NOT_FOUND = (126, 127)  # exit codes of a shell that cannot run a program
+_START_SECONDS = 30.0  # time limit of the wait for a node's start
 _ANY = ("0.0.0.0", "::")
 
 
 @dataclasses.dataclass(frozen=True)
 class ProbedHost:
-    """Result of probing one host."""
+    """CPUs and address that a probe of one host reports."""
 
-    num_cpus: int  # number of CPUs that a process may use
+    num_cpus: int  # number of the host's CPUs that a process may use
     address: str | None  # IPv4 address of --interface; None if no interface is named
 
 
 class HostFailed(Exception):
-    """One host cannot be used, for the reason in the text."""
+    """One host cannot be used. The exception's text has the reason."""
 
 
 class Ssh:
-    """Runs commands on hosts over ssh.
+    """Runs shell commands on hosts over ssh.
 
     Args:
-        options: The user's options for ssh.
+        options: Options that the user gives to ssh (--ssh_options).
     """
 
     def __init__(self, options: Sequence[str]) -> None:
         self._options = tuple(options)
 
     def command(self, host: Host, remote: str) -> list[str]:
-        """Return ssh's command line.
+        """Return the command line of the ssh client that runs a shell line on a host.
 
         Args:
             host: Host to reach.
-            remote: Line for the host's shell.
+            remote: Shell line that the host runs.
         """
         return ["ssh", *self._arguments(host), "--", host.target, remote]
 
@@ -100,12 +101,12 @@ class Ssh:
 
         Args:
             host: Host to run the line on.
-            remote: Line for the host's shell.
-            given: Standard input of the line. A file is streamed from its current position.
-            seconds: Time limit, in seconds.
+            remote: Shell line that the host runs.
+            given: Standard input of the shell line. A file is streamed from its current position.
+            seconds: Time limit of the shell line, in seconds.
 
         Raises:
-            HostFailed: The line failed, or did not end in time.
+            HostFailed: The shell line failed, or did not end in time.
         """
         sent, read = (given, None) if isinstance(given, bytes) else (None, given)
         try:
@@ -150,8 +151,9 @@ class Ssh:
         Args:
             host: Host to probe.
             python: Python interpreter on the host.
-            interface: Name of the interface to look up the address of; empty for no interface.
-            needed: Packages that the host must have in addition to the requirements.
+            interface: Name of the network interface whose address is looked up; empty for no
+                interface.
+            needed: Python packages that the host must have in addition to Thinwire's requirements.
 
         Raises:
             HostFailed: The host cannot be reached, or lacks Python, a package or the interface.
@@ -182,22 +184,22 @@ class Ssh:
         Args:
             host: Host to run the program on.
             python: Python interpreter on the host.
-            program: File on this host. It imports only the standard library, and writes a line of
-                `_PROBE_MARK` and a JSON object.
-            arguments: Arguments of the program.
+            program: Path on this host of the probe program. The program imports only the standard
+                library, and writes a line of `_PROBE_MARK` and a JSON object.
+            arguments: Arguments of the probe program.
             seconds: Time limit, in seconds.
 
         Raises:
-            HostFailed: The host cannot be reached, or the program failed.
+            HostFailed: The host cannot be reached, or the probe program failed.
         """
         line = f"exec {shlex.join([python, '-I', '-', *arguments])}"
         return probe_answer(self.run(host, line, program.read_bytes(), seconds))
 
     def unpack(self, host: Host, archive: bytes, folder: str) -> None:
-        """Unpack a .tar.gz on a host.
+        """Unpack the archive with the code on a host.
 
         Args:
-            host: Host to unpack on.
+            host: Host on which the archive is unpacked.
             archive: Content of the .tar.gz.
             folder: Folder on the host; created if it does not exist.
 
@@ -219,8 +221,8 @@ def on_all(hosts: Sequence[Host], do: Callable[[Host], Result]) -> dict[Host, Re
     """Call a function for every host, with up to `_MOST_CONNECTIONS` calls in parallel.
 
     Args:
-        hosts: The hosts.
-        do: Function of one host; raises HostFailed if the host is not usable.
+        hosts: Hosts with which the function is called.
+        do: Function that is called with one host; raises HostFailed if the host is not usable.
 
     Returns:
         Host -> result of the function.
@@ -246,7 +248,7 @@ def on_all(hosts: Sequence[Host], do: Callable[[Host], Result]) -> dict[Host, Re
 
 
 def probe_answer(written: str) -> dict[str, Any]:
-    """Return the JSON object in a probe's output; ignore other lines, for example a greeting."""
+    """Return the JSON object in a probe's output; skip lines of the host's shell, as greetings."""
     for line in written.splitlines():
         if line.startswith(_PROBE_MARK):
             return dict(json.loads(line.removeprefix(_PROBE_MARK)))
@@ -254,10 +256,10 @@ def probe_answer(written: str) -> dict[str, Any]:
 
 
 class SshLauncher:
-    """Starts nodes on the hosts of --hosts_file."""
+    """Starts PS and workers over ssh on the hosts of --hosts_file; the Supervisor runs here."""
 
     def __init__(self, run: Run, script_folder: pathlib.Path | None = None) -> None:
-        """Probe every host and copy the code.
+        """Probe every host of --hosts_file and copy the code to each host.
 
         Args:
             run: The run's settings.
@@ -273,14 +275,15 @@ class SshLauncher:
         self._input: IO[bytes] | None = None
         self._is_input_known = False
         self._has_input: set[Host] = set()
-        self._screen = Screen()  # shows the output of nodes that have no `output`
+        self._screen = Screen()  # shows the output of nodes whose `output` is None
         self._ssh = Ssh(_ssh_options())
         self._placement = place(read_hosts(), run.nb_ps, run.nb_workers)
         self._code = deployment.code_deployment(script_folder)
         self._python = launch.remote_python()
         interface = "" if _is_address(FLAGS.interface) else FLAGS.interface or ""
         hosts = self._placement.hosts
-        # If this host has a wheel and its code is not copied, every host must have a wheel too.
+        # If Thinwire is installed from a wheel here, and no code is copied to the hosts, every host
+        # must have the wheel too.
         is_installed = program.CHECKOUT is None and self._code.archive is None
         needed = [program.PACKAGE.name] if is_installed else []
         self._probed = on_all(
@@ -296,7 +299,7 @@ class SshLauncher:
         self._supervisor: SupervisedProcess | None = None
 
     def start(self, node: Node) -> SupervisedProcess:
-        """Start a node.
+        """Start a node over ssh on its host, or the Supervisor on the launching host.
 
         Raises:
             Unreachable: An earlier node on the same host has not started.
@@ -310,8 +313,8 @@ class SshLauncher:
             for at, started in self._started
             if started.poll() is None or not node.num_restarts
         ]
-        # sshd drops connections when too many arrive together (MaxStartups), so connections to one
-        # host are opened one after another.
+        # sshd drops connections when too many arrive together (its setting MaxStartups), so
+        # connections to one host are opened one after another.
         for earlier, process in self._started:
             if earlier == host:
                 _demand_start(earlier, process)
@@ -323,16 +326,16 @@ class SshLauncher:
         return process
 
     def settle(self) -> None:
-        """Wait until every node has started.
+        """Wait until every node that was started over ssh runs.
 
         Raises:
-            Unreachable: A node has not started; the message names its host.
+            Unreachable: A node has not started; the message names the node's host.
         """
         for host, process in self._started:
             _demand_start(host, process)
 
     def tend(self) -> None:
-        """Send heartbeats to the watchdogs."""
+        """Send heartbeats to the watchdogs of all nodes."""
         for _, process in self._started:
             process.beat()
         if self._supervisor is not None:
@@ -345,7 +348,8 @@ class SshLauncher:
         self._screen.close()
         report_losses(self._screen.copies)
 
-    # -- hosts, inputs and addresses of nodes -----------------------------------------------
+    # -- hosts, standard inputs and addresses of nodes
+    # -----------------------------------------------
 
     def _host_of(self, node: Node) -> Host:
         if node.role == "PS":
@@ -353,17 +357,17 @@ class SshLauncher:
         return self._placement.workers[node.number - 1]
 
     def _send_input(self, node: Node, host: Host) -> str:
-        """Copy the standard input to a node's host, once per host.
+        """Copy the launcher's standard input to a node's host, once per host.
 
-        Each host's copy has a different name, because hosts may share the folder. The last node of
-        a host deletes the copy, so a restarted node needs a new copy. Running nodes get heartbeats
-        during the copy.
+        The copies on different hosts have different names, because hosts may share the folder. The
+        last node of a host deletes the host's copy, so a restarted node needs a new copy. The
+        launcher sends heartbeats to running nodes while it copies.
 
         Returns:
             The watchdog's argument for the copy, ``file:PATH``; empty if the node has no input.
 
         Raises:
-            Unreachable: The copy failed.
+            Unreachable: The standard input could not be copied to the host.
         """
         if node.input is not None and not self._is_input_known:
             self._input, self._is_input_known = whole_input(node.input), True
@@ -391,7 +395,7 @@ class SshLauncher:
         return f"file:{path}"
 
     def _line(self, node: Node, host: Host, given_input: str = "") -> str:
-        """Return the shell line that runs a node on a host.
+        """Return the shell line that runs a node under a watchdog on a host.
 
         Args:
             node: Node to start.
@@ -430,11 +434,11 @@ class SshLauncher:
                 f"{_where(host)}: no address is known for {name!r} ({error}); write the address "
                 "into the file, or give --interface, the interface of that host for its PS."
             ) from error
-        ordered = sorted(infos, key=lambda each: each[0] != socket.AF_INET)  # IPv4 first
+        ordered = sorted(infos, key=lambda each: each[0] != socket.AF_INET)  # IPv4 addresses first
         return str(ordered[0][4][0])
 
     def _choose_addresses(self, given: tuple[str, ...]) -> tuple[str, ...]:
-        """Return host:port of every shard for workers: --ps_hosts, else the PS's own addresses."""
+        """Return host:port of every PS shard for workers: --ps_hosts, or where the PS listen."""
         if FLAGS.ps_hosts:
             return given
         dialed = [
@@ -446,12 +450,12 @@ class SshLauncher:
         )
 
     def _check_binds(self) -> None:
-        """Reject listening addresses of PS that other hosts cannot reach or that are unprotected.
+        """Reject addresses on which a PS would be unreachable for other hosts, or unprotected.
 
         Raises:
             ConfigurationError: --interface is one address for several hosts, a PS listens on
-                loopback although other hosts must reach it, or a PS listens beyond its machine
-                unprotected and without --insecure.
+                loopback although other hosts must reach it, or a PS without protection (token or
+                TLS) and without --insecure would listen on an address that other machines reach.
         """
         shards = self._placement.shards
         for host, bind in zip(shards, self._binds, strict=True):
@@ -476,12 +480,12 @@ class SshLauncher:
 
 
 def prepare(run: Run, script_folder: pathlib.Path | None = None) -> SshLauncher:
-    """Return the launcher of a run; raises the errors of `SshLauncher`."""
+    """Return the ssh launcher of a run; raises the errors of `SshLauncher`."""
     return SshLauncher(run, script_folder)
 
 
 def read_hosts() -> tuple[Host, ...]:
-    """Read --hosts_file; return a host per slot.
+    """Read --hosts_file; return one host per slot (place for a node).
 
     Raises:
         ConfigurationError: The file cannot be read, or a line is invalid.
@@ -503,7 +507,7 @@ def _ssh_options() -> list[str]:
 
 
 def _demand_start(host: Host, process: SupervisedProcess) -> None:
-    """Wait until a node has started.
+    """Wait until a node that was started over ssh runs on its host.
 
     Raises:
         Unreachable: The node has ended, or has not started within `_START_SECONDS`.

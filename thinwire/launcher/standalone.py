@@ -1,4 +1,4 @@
-"""The Standalone role: trains in one process without a network; writes a Supervisor's records.
+"""The Standalone role: trains in one process without a network, and writes a run's records.
 
 A Standalone run is the reference for the accuracy and speed of distributed runs.
 """
@@ -40,11 +40,11 @@ _PLAIN_LINE_SECONDS = 10.0
 
 
 def main(run: Run) -> int:
-    """Train in this process until the run ends; return the exit code.
+    """Train the model in this process until the run ends; return the exit code.
 
     Raises:
-        ConfigurationError: Data, model or batch size do not fit together.
-        Diverged: The loss is not finite.
+        ConfigurationError: The data's shapes contradict the model, or the batch size the data.
+        Diverged: The loss of a training step is not finite.
     """
     settings = worker_flags.read(run.nb_workers)
     limit_threads(settings.threads)
@@ -65,7 +65,7 @@ def main(run: Run) -> int:
 
 
 class _Standalone:
-    """One run without a network."""
+    """State of one run of the Standalone role, which trains without a network."""
 
     def __init__(
         self, run: Run, trainer: LocalTrainer, dataset: Dataset, recorder: Recorder
@@ -78,13 +78,13 @@ class _Standalone:
         self.checkpoints = Checkpoints(directory, keep=run.keep_checkpoints)
         self.num_parameters = len(trainer.flat())
         self.version = 0
-        self.seconds = 0.0  # training time, without evaluations and compilation
+        self.seconds = 0.0  # training time in seconds, without evaluations and compilation
         self.loss: float | None = None
         self.interrupted = False
         self.dashboard = Dashboard()
 
     def train(self) -> int:
-        """Train until the budget is spent; return the exit code."""
+        """Train until the run's updates, epochs or seconds are spent; return the exit code."""
         port = open_port(
             self.run, _NAME, lambda: collect(self._status(None), self.recorder.evaluations)
         )
@@ -148,7 +148,7 @@ class _Standalone:
         return self.budget.end(self.version, self.version * self.run.batch_size)
 
     def _evaluate(self, final: bool) -> bool:
-        """Evaluate the model; return whether the target is reached."""
+        """Evaluate the model; return whether the metric has reached the target of --target."""
         weights = self.trainer.flat()
         self.recorder.evaluate(self._status(None), weights, [self.version], final)
         return self.recorder.has_reached_target()
@@ -186,9 +186,9 @@ class _Standalone:
         )
 
     def _compile(self) -> None:
-        """Trace the step on the first batch and restore the trainer's state.
+        """Compile the training step on the first batch, then restore the trainer's state.
 
-        Tracing before the first step keeps the compilation out of `seconds`.
+        Compiling before the first counted step keeps the compilation time out of `seconds`.
         """
         state = self.trainer.save()
         batch = slice(0, self.run.batch_size)

@@ -1,13 +1,13 @@
-"""Reads a node's role, number and addresses from ``TF_CONFIG``, where flags do not give them.
+"""Reads a node's role, number and addresses from ``TF_CONFIG``, unless flags give them.
 
-Cluster managers set this variable for TensorFlow's own strategies, as JSON::
+Cluster managers set the environment variable TF_CONFIG for TensorFlow's strategies, as JSON::
 
     {"cluster": {"ps": ["host:port", ...], "worker": [...], "chief": [...], "evaluator": [...]},
      "task": {"type": "worker", "index": 0}}
 
-``ps`` i is shard i. ``chief`` is worker 1 and the ``worker`` list follows it; without a chief,
-``worker`` i is worker i + 1. ``evaluator`` is the Supervisor. Workers of Thinwire accept no
-connections, so their addresses are counted but not used.
+The address ``ps`` i belongs to PS shard i. ``chief`` is worker 1, and the ``worker`` list begins
+with worker 2; without a chief, ``worker`` i is worker i + 1. ``evaluator`` is the Supervisor.
+Workers of Thinwire accept no connections, so their addresses are counted but not used.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from absl import flags, logging
 
 from thinwire.ops.types import ConfigurationError
 
-#: Task type -> --type_node.
+#: Task type in TF_CONFIG -> value of --type_node.
 _ROLES = {
     "ps": "PS",
     "worker": "Worker",
     "chief": "Worker",
-    "master": "Worker",  # the chief's older name
+    "master": "Worker",  # the older name of the task type "chief"
     "evaluator": "Supervisor",
 }
-#: --type_node -> name of the flag with the node's number.
+#: Value of --type_node -> name of the flag with the node's number.
 _NUMBERED = {"PS": "id_ps", "Worker": "id_worker"}
-_FIRST = ("chief", "master")  # task types of worker 1
+_FIRST = ("chief", "master")  # task types in TF_CONFIG that stand for worker 1
 
 
 @dataclasses.dataclass(frozen=True)
 class ClusterPosition:
-    """Role, number and addresses of a node in its cluster."""
+    """Role and number of a node, and the addresses of the PS in its cluster."""
 
-    role: str | None  # --type_node; None if TF_CONFIG has no task
-    number: int | None  # shard id from 0, worker id from 1, 0 for the Supervisor; None without task
-    shards: tuple[str, ...]  # host:port of every shard
+    role: str | None  # value of --type_node; None if TF_CONFIG names no task
+    # Shard id from 0, worker id from 1, 0 for the Supervisor; None if TF_CONFIG names no task
+    number: int | None
+    shards: tuple[str, ...]  # host:port of every PS shard, by shard id
     nb_workers: int  # number of workers in the cluster
 
 
@@ -49,14 +50,14 @@ def parse(text: str) -> ClusterPosition | None:
     """Parse the value of ``TF_CONFIG``.
 
     Args:
-        text: JSON text; empty or ``{}`` for no configuration.
+        text: Value of ``TF_CONFIG``, a JSON text. An empty text or ``{}`` means no configuration.
 
     Returns:
-        The node's position; None for no configuration.
+        The node's role, number and PS addresses; None for an empty configuration.
 
     Raises:
-        ConfigurationError: The text is not valid JSON of the expected form, or its task is not in
-            its cluster.
+        ConfigurationError: The text is not valid JSON of the expected form, or the task that it
+            names is not in the cluster that it lists.
     """
     if not text.strip():
         return None
@@ -89,7 +90,7 @@ def _bad(what: str) -> ConfigurationError:
 
 
 def _cluster(given: Any) -> dict[str, tuple[str, ...]]:
-    """Return task type -> addresses."""
+    """Return task type -> addresses (host:port) from the ``cluster`` of TF_CONFIG."""
     if not isinstance(given, dict):
         raise _bad(f"its cluster is {given!r}, not an object of lists")
     for kind, addresses in given.items():
@@ -104,7 +105,7 @@ def _cluster(given: Any) -> dict[str, tuple[str, ...]]:
 def _task(
     given: Any, cluster: Mapping[str, tuple[str, ...]], first: int
 ) -> tuple[str | None, int | None]:
-    """Return the role and number of this node; both are None if TF_CONFIG has no task."""
+    """Return this node's role and number from TF_CONFIG; None and None if it names no task."""
     if given is None:
         return None, None
     if not isinstance(given, dict):
@@ -112,7 +113,7 @@ def _task(
     kind, index = given.get("type"), given.get("index", 0)
     if not isinstance(kind, str) or kind not in _ROLES:
         raise _bad(f"its task type is {kind!r}, which is none of {', '.join(_ROLES)}")
-    if isinstance(index, str) and index.isdecimal():  # as some cluster managers write it
+    if isinstance(index, str) and index.isdecimal():  # some cluster managers write a text
         index = int(index)
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:
         raise _bad(f"its task index is {index!r}, not a number from 0")
@@ -127,17 +128,17 @@ def _task(
 
 
 def fill(values: flags.FlagValues, text: str) -> None:
-    """Set the flags that were not given to the values in ``TF_CONFIG``.
+    """Set the flags that were not given on the command line to the values in ``TF_CONFIG``.
 
-    A given flag overrides ``TF_CONFIG``. A role without a task type, for example Cluster or
-    Standalone, ignores ``TF_CONFIG``.
+    A given flag overrides ``TF_CONFIG``. A role that TF_CONFIG has no task type for, for example
+    Cluster or Standalone, ignores ``TF_CONFIG``.
 
     Args:
-        values: The parsed flags.
+        values: Parsed flags of this process. This function changes them.
         text: Value of ``TF_CONFIG``; empty if the variable is not set.
 
     Raises:
-        ConfigurationError: The value is invalid, or names no PS although the node needs a PS.
+        ConfigurationError: ``TF_CONFIG`` is invalid, or names no PS although the node needs a PS.
     """
     if values["type_node"].present and values["type_node"].value not in _ROLES.values():
         if text.strip():
@@ -149,12 +150,12 @@ def fill(values: flags.FlagValues, text: str) -> None:
 
 
 def fill_position(values: flags.FlagValues, place: ClusterPosition, source: str) -> None:
-    """Set the flags that were not given to the values of a position in a cluster.
+    """Set role, number and address flags that were not given to a node's position in a cluster.
 
     Args:
-        values: The parsed flags.
-        place: Position of this node.
-        source: Name of the position's source, for messages.
+        values: Parsed flags of this process. This function changes them.
+        place: Role, number and PS addresses of this node.
+        source: Name of the variable or scheduler that gives the position, for messages.
 
     Raises:
         ConfigurationError: The position names no PS although the node needs a PS.
@@ -168,7 +169,7 @@ def fill_position(values: flags.FlagValues, place: ClusterPosition, source: str)
 
 
 def _settings(values: flags.FlagValues, place: ClusterPosition, source: str) -> dict[str, Any]:
-    """Return flag -> value for a position; addresses are left out if flags give an address."""
+    """Return flag -> value for a node's position, without addresses if a flag gives an address."""
     settings: dict[str, Any] = {}
     if place.role is not None:
         settings["type_node"] = place.role
@@ -177,7 +178,8 @@ def _settings(values: flags.FlagValues, place: ClusterPosition, source: str) -> 
         settings[_NUMBERED[role]] = place.number
     if place.nb_workers:
         settings["nb_workers"] = place.nb_workers
-    # On a PS, --ip_PS is the address that the PS binds. It gives no addresses of other shards.
+    # On a PS, --ip_PS is the address on which this PS listens. It gives no address of any other
+    # shard.
     dialed = ("port",) if role == "PS" else ("ip_PS", "port")
     if any(values[name].present for name in dialed) or values["ps_hosts"].present:
         logging.info("the addresses of flags win over %s's", source)
@@ -191,10 +193,11 @@ def _settings(values: flags.FlagValues, place: ClusterPosition, source: str) -> 
 
 
 def _bind(address: str) -> str:
-    """Return the IP address that a PS binds.
+    """Return the IP address on which a PS listens, for its address in TF_CONFIG.
 
-    An IP address is bound itself. For a host name the PS binds all addresses, as TensorFlow does:
-    the name may belong to a service, whose address is not an address of this machine.
+    The PS listens on an IP address itself. For a host name the PS listens on all addresses, as
+    TensorFlow does: the name may belong to a service, and a service's address is not an address of
+    this machine.
     """
     host = address.rpartition(":")[0].strip("[]")
     try:

@@ -2,16 +2,16 @@
 
 ``python -I watchdog.py SILENCE_SECONDS GRACE_SECONDS announce|quiet [--input=INPUT] COMMAND...``
 
-The launcher holds the other end of the watchdog's standard input, through ssh or a pipe. When the
-launcher ends or dies, this input ends. If a broken network hides the end of the input, the missing
-heartbeats reveal it. The watchdog leaves no process running. On Linux it even ends processes that
+The launcher writes to the watchdog's standard input, through ssh or a pipe. When the launcher ends
+or dies, this input ends. If a broken network hides the end of the input, the watchdog notices that
+heartbeats are missing. The watchdog leaves no process running. On Linux it even ends processes that
 the command has started in other sessions: when their parents have ended, the system makes them
 children of the watchdog, and the watchdog kills all its children.
 
 The command's standard input is /dev/null, an inherited descriptor (``--input=fd:NUMBER``), or a
 file (``--input=file:PATH``).
 
-This file imports only the standard library, because the host's packages are not known yet.
+This file imports only the standard library, because it may run on hosts with unknown packages.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ from collections.abc import Callable
 SIGNALS = {b"I": signal.SIGINT, b"T": signal.SIGTERM, b"K": signal.SIGKILL}
 #: Byte that the launcher writes as a heartbeat.
 BEAT = b"."
-#: Line that an announcing watchdog writes to its standard output when the command was started.
+#: Line that the watchdog, with the argument "announce", writes to stdout when the command was
+#: started.
 STARTED = "thinwire: the command has been started"
-#: Begins the argument that names the command's input.
+#: Prefix of the watchdog's argument that names the command's standard input.
 INPUT = "--input="
-#: Default time between SIGTERM and SIGKILL.
+#: Default time between SIGTERM and SIGKILL when the watchdog ends its command, in seconds.
 GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 _READ_BYTES = 4096
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-#: How long to wait for killed processes: a process may be in uninterruptible disk I/O.
+#: How long to wait for the end of killed processes, in seconds: a process may be in uninterruptible
+#: disk I/O.
 _END_SECONDS = 5.0
 
 
@@ -54,11 +56,12 @@ class Watchdog:
         grace_seconds: float,
         given_input: int = subprocess.DEVNULL,
     ) -> None:
-        """Start the command.
+        """Start the command in a new session and install the watchdog's signal handlers.
 
         Args:
-            command: Program and arguments.
-            silence_seconds: The launcher counts as dead after this time without a byte from it.
+            command: Program and arguments to supervise.
+            silence_seconds: The launcher counts as dead after this time without a byte from the
+                launcher.
             grace_seconds: Time between SIGTERM and SIGKILL after the launcher's death, in seconds;
                 0 to send only SIGKILL.
             given_input: File descriptor of the command's standard input. The watchdog closes its
@@ -70,19 +73,21 @@ class Watchdog:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         _adopt_orphans()
-        # The command starts with both signals blocked and unblocks them when its handlers are
-        # installed (`admit_signals`). A signal during the interpreter's start would kill the node.
+        # The command starts with SIGINT and SIGTERM blocked, and unblocks them when it has
+        # installed its handlers (`admit_signals`). An unblocked signal during the interpreter's
+        # start would kill the node.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         self.child = subprocess.Popen(
             command, stdin=given_input, start_new_session=True, preexec_fn=_die_with_parent()
         )
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        # With this copy open, the writer of a pipe would not notice that the command has closed it.
+        # If the watchdog kept its copy of the input open, the writer of a pipe would not notice
+        # that the command has closed the pipe.
         if given_input >= 0:
             os.close(given_input)
 
     def run(self) -> int:
-        """Wait for the command or the launcher to end, then kill the command's processes.
+        """Wait for the end of the command or the launcher, then kill the command's processes.
 
         Returns:
             Exit code of the command; 128 + n if signal n killed the command.
@@ -94,13 +99,13 @@ class Watchdog:
             self.child.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.child.wait(self.grace_seconds)
-        self._signal(signal.SIGKILL)  # for the command and the processes that it has started
+        self._signal(signal.SIGKILL)  # kills the command and the processes of its group
         code = self.child.wait()
         _end_children()
         return code if code >= 0 else 128 - code
 
     def _read_launcher(self) -> None:
-        """Wait up to `_POLL_SECONDS` for the launcher's bytes, and send the signals they name."""
+        """Wait up to `_POLL_SECONDS` for the launcher's bytes; send the signals that they name."""
         readable, _, _ = select.select([0], [], [], _POLL_SECONDS)
         now = time.monotonic()
         if readable:
@@ -114,7 +119,7 @@ class Watchdog:
             self.orphaned = True
 
     def _reap_orphans(self) -> None:
-        """Reap adopted processes that have ended; `subprocess` reaps the command."""
+        """Reap adopted processes that have ended, but not the command, which `subprocess` reaps."""
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, flags)) and ended.si_pid != self.child.pid:
@@ -139,7 +144,7 @@ def _adopt_orphans() -> None:
 
 
 def _end_children() -> None:
-    """Kill all child processes, then their orphaned children, which this process adopts."""
+    """Kill all child processes, then their orphaned children, which the watchdog adopts."""
     deadline = time.monotonic() + _END_SECONDS
     while (children := _children()) and time.monotonic() < deadline:
         for pid in children:
@@ -156,16 +161,16 @@ def _children() -> list[int]:
     with contextlib.suppress(OSError):
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
-                # "PID (NAME) STATE PPID ...": a name may hold spaces and brackets.
+                # The file holds "PID (NAME) STATE PPID ...", and NAME may hold spaces and brackets.
                 if file.read().rpartition(") ")[2].split()[1] == parent:
                     children.append(int(name))
     return children
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Return a function for `preexec_fn`: the kernel kills the command with a killed watchdog.
+    """Return a `preexec_fn` that makes the kernel kill the command when the watchdog is killed.
 
-    None on other systems than Linux.
+    Return None on systems other than Linux, which lack this kernel function.
     """
     if not sys.platform.startswith("linux"):
         return None
@@ -175,7 +180,7 @@ def _die_with_parent() -> Callable[[], None] | None:
 
 
 def _open_input(place: str) -> int:
-    """Return the file descriptor for an input given as ``fd:NUMBER`` or ``file:PATH``."""
+    """Return the file descriptor of a standard input, given as ``fd:NUMBER`` or ``file:PATH``."""
     kind, _, name = place.partition(":")
     return int(name) if kind == "fd" else os.open(name, os.O_RDONLY | os.O_CLOEXEC)
 

@@ -1,5 +1,5 @@
-"""Services that every process of a run uses and that need files, threads or signals.
+"""Services for all processes of a training run that need files, threads or signals.
 
-`run` holds the settings and the directory of a run. `persistence` holds checkpoints and documents.
-`telemetry` holds the reports that a process makes about itself.
+`run` holds the settings and the directory of a run. `persistence` holds checkpoints and JSON
+documents. `telemetry` holds the reports that a process makes about its own work.
 """

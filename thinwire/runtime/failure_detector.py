@@ -1,30 +1,30 @@
 """Timeouts for recurring events, estimated from the intervals and durations measured so far.
 
-The caller passes in every moment and duration, and no clock is read. So the cores, the simulator
-and a journal's replay compute the same timeouts.
+The caller passes in every moment and duration; the module reads no clock. So a live server, the
+simulator and the replay of a server's journal compute the same timeouts.
 
 Source: Mean and mean deviation are Jacobson's ("Congestion Avoidance and Control", SIGCOMM 1988),
-with the constants that RFC 6298 fixes for TCP's retransmission timer. Doubling a timeout after a
-false alarm is Karn's back-off (RFC 6298, section 5). Measuring heartbeats instead of requests is
+with RFC 6298's constants for TCP's retransmission timer. Doubling a timeout after a false alarm
+is Karn's back-off (RFC 6298, section 5). Measuring heartbeats instead of requests is
 the idea of accrual detectors (Hayashibara et al., "The phi accrual failure detector", SRDS 2004).
 Accrual detectors assume a distribution of the intervals; this module uses RFC 6298's four
 deviations instead.
 
 Differences: Data that arrives between two heartbeats shows that the peer is alive, but does not
 count as a heartbeat. Otherwise a burst of data would shorten the expected interval, and the next
-pause would look like a failure. A peer is not suspected within twice the longest recent silence
-that ended with an arrival.
+pause would look like a failure. A peer is declared dead only after a silence of at least twice the
+longest recent silence that ended with an arrival.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-_MEAN_GAIN, _DEVIATION_GAIN = 1 / 8, 1 / 4  # alpha and beta of RFC 6298
-_DEVIATIONS = 4.0  # K of RFC 6298
-_MARGIN = 2.0  # the timeout is at least this multiple of the longest recent silence
-_FORGOTTEN = 7 / 8  # decay of the longest silence and of the patience at each heartbeat
-_MOST_PATIENCE = 8.0  # bounds the patience after repeated false alarms
+_MEAN_GAIN, _DEVIATION_GAIN = 1 / 8, 1 / 4  # weights of a new duration: alpha, beta of RFC 6298
+_DEVIATIONS = 4.0  # deviations that the timeout adds to the mean: K of RFC 6298
+_MARGIN = 2.0  # the timeout is at least this multiple of the peer's longest recent silence
+_FORGOTTEN = 7 / 8  # factor of the longest silence and of the patience at each heartbeat
+_MOST_PATIENCE = 8.0  # upper bound of the patience, which doubles at each false alarm
 
 
 @dataclasses.dataclass
@@ -34,7 +34,7 @@ class MeanDeviation:
     Attributes:
         mean_seconds: Mean duration, in seconds (SRTT of RFC 6298).
         deviation_seconds: Mean deviation, in seconds (RTTVAR of RFC 6298).
-        num_samples: Number of durations added. Mean and deviation are meaningless while it is 0.
+        num_samples: Number of durations added. If 0, mean and deviation have no meaning.
     """
 
     mean_seconds: float = 0.0
@@ -42,7 +42,7 @@ class MeanDeviation:
     num_samples: int = 0
 
     def add(self, seconds: float) -> None:
-        """Update the mean and the deviation with one duration.
+        """Update the mean and the deviation with one measured duration, in seconds.
 
         >>> spread = MeanDeviation()
         >>> spread.add(2.0)
@@ -60,7 +60,7 @@ class MeanDeviation:
 
     @property
     def most_seconds(self) -> float:
-        """Upper bound that few durations exceed: four deviations above the mean."""
+        """Duration that few durations exceed, in seconds: the mean plus four deviations."""
         return self.mean_seconds + _DEVIATIONS * self.deviation_seconds
 
 
@@ -70,12 +70,13 @@ class RtoEstimator:
 
     Attributes:
         least_seconds: Lower bound of the timeout, in seconds: more than two heartbeat intervals.
-        most_seconds: Upper bound of the timeout, in seconds; the timeout before two heartbeats.
-        last_arrival_at: Moment of the newest arrival, or of the start of waiting, in seconds.
-        beat_at: Moment of the newest heartbeat, in seconds. None before the first heartbeat.
+        most_seconds: Upper bound of the timeout, in seconds. It is the timeout until the peer has
+            sent two heartbeats.
+        last_arrival_at: Moment of the peer's newest message, or of `begin`, in clock seconds.
+        beat_at: Moment of the newest heartbeat, in clock seconds; None before the first heartbeat.
         longest_seconds: Longest recent silence that ended with an arrival, in seconds.
-        patience: Factor of the timeout; above 1 after false alarms.
-        beats: Intervals between heartbeats.
+        patience: Factor of the timeout: 1 at first, doubled by each false alarm.
+        beats: Mean and deviation of the intervals between heartbeats.
     """
 
     least_seconds: float
@@ -87,16 +88,16 @@ class RtoEstimator:
     beats: MeanDeviation = dataclasses.field(default_factory=MeanDeviation)
 
     def begin(self, now: float) -> None:
-        """Start or restart waiting now; keep the estimates."""
+        """Start waiting for the peer at moment ``now``, with the estimates made before."""
         self.last_arrival_at, self.beat_at = now, None
 
     def record_arrival(self, now: float) -> None:
-        """Record the arrival of data that is not a heartbeat."""
+        """Record that data other than a heartbeat arrived from the peer."""
         self.longest_seconds = max(self.longest_seconds, now - self.last_arrival_at)
         self.last_arrival_at = max(self.last_arrival_at, now)
 
     def record_beat(self, now: float) -> None:
-        """Record the arrival of a heartbeat."""
+        """Record that a heartbeat of the peer arrived; update the estimates."""
         if self.beat_at is not None and now > self.beat_at:
             self.beats.add(now - self.beat_at)
             self.longest_seconds *= _FORGOTTEN
@@ -105,18 +106,18 @@ class RtoEstimator:
         self.record_arrival(now)
 
     def excuse(self, seconds: float, now: float) -> None:
-        """Exclude a time in which nothing could arrive because this process was suspended."""
+        """Exclude from the silence a time in which this process was suspended and got no data."""
         self.last_arrival_at = min(now, self.last_arrival_at + seconds)
         if self.beat_at is not None:
             self.beat_at = min(now, self.beat_at + seconds)
 
     def record_alarm(self) -> None:
-        """Record that the peer was given up; double the patience in case the alarm was false."""
+        """Record that the caller declared the peer dead; double the patience for a false alarm."""
         self.patience = min(_MOST_PATIENCE, 2 * self.patience)
 
     @property
     def timeout_seconds(self) -> float:
-        """Silence after which the caller must give up the peer, in seconds."""
+        """Silence after which the caller must declare the peer dead, in seconds."""
         if not self.beats.num_samples:
             return self.most_seconds
         expected = max(self.beats.most_seconds, _MARGIN * self.longest_seconds)
@@ -124,7 +125,7 @@ class RtoEstimator:
 
     @property
     def deadline(self) -> float:
-        """Moment at which the caller must give up the peer if nothing arrives, in seconds."""
+        """Moment, in clock seconds, at which the caller declares a peer dead if nothing arrives."""
         return self.last_arrival_at + self.timeout_seconds
 
 
@@ -133,10 +134,10 @@ class RetryDeadline:
     """Adaptive time limit for attempts at an operation that may fail, for example a connection.
 
     Attributes:
-        least_seconds: Time limit of the first attempt and lower bound of later ones, in seconds.
+        least_seconds: Time limit of the first attempt, in seconds; later limits are not lower.
         most_seconds: Upper bound of the time limit of an attempt, in seconds.
-        took: Durations of the attempts that succeeded.
-        num_failed: Failed attempts since the last success. A failure doubles the next time limit.
+        took: Mean and deviation of the durations of successful attempts.
+        num_failed: Failed attempts since the last success. Each doubles the next time limit.
     """
 
     least_seconds: float
@@ -178,10 +179,10 @@ class Backoff:
     num_pauses: int = 0
 
     def next_seconds(self, draw: float) -> float:
-        """Return the next pause.
+        """Return the length of the next pause, in seconds.
 
         Args:
-            draw: Uniform random number in [0, 1): 0 gives half of the full pause.
+            draw: Uniform random number in [0, 1). 0 gives half of the pause's upper bound.
         """
         full = min(self.most_seconds, self.first_seconds * 2.0 ** min(self.num_pauses, 32))
         self.num_pauses += 1

@@ -1,7 +1,7 @@
-"""Process-wide malloc settings: malloc keeps freed memory, so that large messages are fast.
+"""Process-wide settings of malloc: it keeps freed memory, so that large messages are fast.
 
-The settings must be made before TensorFlow and gRPC allocate memory. So this module imports only
-the standard library.
+The malloc settings must be made before TensorFlow and gRPC allocate memory. So this module imports
+only the standard library.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ import gc
 import sys
 from typing import Any
 
-# Parameter numbers of glibc's malloc.h, and the values measured in the transport bench.
+# Numbers of malloc's parameters in glibc's malloc.h. The transport bench gave the values below.
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
 _SETTINGS = (
-    (_M_MMAP_THRESHOLD, 1 << 30),  # no separate mapping for buffers below 1 GiB
+    (_M_MMAP_THRESHOLD, 1 << 30),  # malloc maps only buffers of 1 GiB or more
     (_M_TRIM_THRESHOLD, 2**31 - 1),  # never return the top of the heap to the kernel
-    (_M_TOP_PAD, 256 << 20),  # grow the heap in large steps
+    (_M_TOP_PAD, 256 << 20),  # the heap grows in steps of 256 MiB
 )
 
 
 def keep_freed_memory() -> bool:
     """Make malloc reuse large buffers instead of mapping fresh pages for each buffer.
 
-    Large messages are slow in Python because of page faults. The price of the settings is that the
-    process never returns memory to the kernel. Call this function before anything else in a
-    process. It does nothing without glibc.
+    Page faults make large messages slow in Python. With these settings the process never returns
+    memory to the kernel. Call this function first in a process. Without glibc the call has no
+    effect.
 
     Returns:
-        True if malloc accepted every setting.
+        True if malloc accepted every setting; False without glibc.
     """
     mallopt = _of_glibc("mallopt")
     if mallopt is None:
@@ -39,12 +39,12 @@ def keep_freed_memory() -> bool:
 
 
 def return_freed_memory() -> None:
-    """Return memory that is free now to the kernel, once: memory that only the start needed."""
+    """Return free memory to the kernel once, after the process's start, which needs more memory."""
     gc.collect()
     if (trim := _of_glibc("malloc_trim")) is not None:
         trim(0)
 
 
 def _of_glibc(name: str) -> Any:
-    """Return a function of the C library; None if the library lacks it (musl, for example)."""
+    """Return a function of glibc; None if the C library (musl, for example) lacks the function."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None

@@ -2,8 +2,8 @@
 
 A thread reads the output of a process and copies it. If the copy raised an error or blocked, the
 thread would stop reading the process's pipe, and the process would wait in `print` forever. So a
-copy puts lines into a bounded backlog (`LineBacklog`, without threads or files), and a separate
-thread writes the lines (`OutputCopy`). Lines that cannot be written are counted and reported.
+copy puts lines into a bounded backlog (`LineBacklog`, without threads or files), and a second
+thread writes the backlog (`OutputCopy`). Lines that cannot be written are counted and reported.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from typing import Any, Protocol, TextIO
 
 from absl import logging
 
-#: Upper bound of the memory that the waiting lines of one copy take, in bytes.
+#: Upper bound of the memory for one copy's lines that wait to be written, in bytes.
 MOST_BACKLOG_BYTES = 1 << 20
 #: Time that a line waits for space in a full backlog before it is lost, in seconds.
 PATIENCE_SECONDS = 10.0
-#: Bytes of one write. With small writes even a slow reader shows progress.
+#: Largest number of bytes in one write. Small writes show that a slow reader still reads.
 _CHUNK_BYTES = 4096
-#: Memory that an entry of a backlog takes in addition to its data, in bytes.
+#: Memory that one entry of a backlog takes in addition to the text of its lines, in bytes.
 _ENTRY_BYTES = 128
-#: Time limit of one wait for a terminal that another program has made non-blocking.
+#: Time limit of one wait until a non-blocking terminal takes bytes, in milliseconds.
 _LOOK_MILLISECONDS = 500
 
 
 @dataclasses.dataclass
 class Loss:
-    """Lines that were not written."""
+    """Count of the output lines that a copy dropped instead of writing them."""
 
     lines: int = 0
     num_bytes: int = 0
 
     def add(self, other: Loss) -> None:
-        """Add the lines and bytes of another loss to this loss."""
+        """Add the lost lines and bytes that `other` counts to this count."""
         self.lines += other.lines
         self.num_bytes += other.num_bytes
 
@@ -54,17 +54,17 @@ class Loss:
 
 
 class BacklogState(enum.Enum):
-    """State of a backlog, which follows from the results of its writes."""
+    """State of a backlog of output lines, which follows from the results of its writes."""
 
     WRITING = "the last write succeeded, or there was no write yet"
     FAILING = "the last write raised an error"
-    STALLED = "a line has waited for space in vain; lines are lost until half the space is free"
+    STALLED = "a line has waited for space in vain; new lines are lost until half the space is free"
     CLOSING = "the backlog takes no more lines; its waiting lines are still written"
-    CLOSED = "nothing is written any more"
+    CLOSED = "the backlog's lines are written or dropped, and nothing more is written"
 
 
 class Offered(enum.Enum):
-    """Result of offering a line to a backlog."""
+    """Result of offering a line of output to a backlog."""
 
     TAKEN = "the line waits to be written"
     FULL = "there is no space; offer the line again after each write or when the patience is over"
@@ -74,32 +74,34 @@ class Offered(enum.Enum):
 @dataclasses.dataclass
 class _WaitingLines:
     data: bytes
-    source: str  # empty: the loss is not counted (a redrawn progress line, for example)
-    gap: Loss | None = None  # set if this entry shows the reader how much is missing before it
+    source: str  # source of the lines for the count of losses; empty: losses do not count
+    gap: Loss | None = None  # lines missing before this entry, which shows their number; or None
 
     @property
     def cost(self) -> int:
-        """Memory that the entry takes in the backlog, in bytes."""
+        """Memory that this entry of waiting lines takes in the backlog, in bytes."""
         return len(self.data) + _ENTRY_BYTES
 
 
 class LineBacklog:
-    """Lines that wait to be written, and a count of the lines that were lost.
+    """Backlog: output lines that wait to be written, and a count of the lines that were lost.
 
-    The object holds no lock, thread, clock or file. Its user takes bytes with `take`, writes them,
-    and reports the end of the write with `wrote` or `failed`.
+    A backlog holds no lock, thread, clock or file. Its user takes bytes with `take`, writes the
+    bytes, and reports the end of the write with `wrote` or `failed`.
 
-    A write that fails loses the whole backlog: a sink that takes minutes to report each error could
-    otherwise stop the writers of the backlog. Later lines are written normally. So a disk that has
-    space again gets new lines, after a line with the number of missing lines.
+    A write that fails drops the whole backlog. Otherwise a sink that takes minutes to report each
+    error could stop the threads that offer lines. Lines offered after the failure are written
+    normally. So a disk that has space again gets a line with the number of missing lines, then the
+    new lines.
 
     Attributes:
-        state: State of the backlog after the last write.
-        reason: Reason of the last loss; empty if no line was lost.
-        losses: Source of lines -> loss of that source.
+        state: State of the backlog after its last write.
+        reason: Reason why lines were last lost; empty if no line was lost.
+        losses: Source of lines (a node's name, for example) -> count of its lost lines.
 
     Args:
-        patience_seconds: Time that a line waits for space, in seconds.
+        patience_seconds: Time that a line waits for space in the backlog before it is lost, in
+            seconds.
         most_bytes: Upper bound of the memory of the waiting lines, in bytes.
     """
 
@@ -114,29 +116,29 @@ class LineBacklog:
         self._patience_seconds, self._most_bytes = patience_seconds, most_bytes
         self._entries: collections.deque[_WaitingLines] = collections.deque()
         self._cost = 0
-        self._offset = 0  # bytes of the first entry that were written
-        self._progress_at = 0.0  # moment of the last write, or when the backlog stopped being empty
-        self._gap = Loss()  # lines lost after the last entry and not yet shown to the reader
-        self._ends_line = True  # True if the last written byte ended a line
+        self._offset = 0  # bytes of the first waiting entry that are already written
+        self._progress_at = 0.0  # moment of the last write, or of the first line after emptiness
+        self._gap = Loss()  # lines lost after the last entry and not yet reported to the reader
+        self._ends_line = True  # True if the last byte written to the sink ended a line
 
     @property
     def is_empty(self) -> bool:
-        """True if every line was written or lost."""
+        """True if no line waits: every line offered to the backlog was written or lost."""
         return not self._entries
 
     @property
     def patience_ends_at(self) -> float:
-        """Moment at which a closing copy gives up a sink that has written nothing."""
+        """Moment, in clock seconds, at which a closing copy gives up a sink that takes no bytes."""
         return self._progress_at + self._patience_seconds
 
     def offer(self, data: bytes, source: str, since: float, now: float) -> Offered:
-        """Take bytes that end a line, or drop them if the sink is stalled or closed.
+        """Append bytes that end a line, or drop the bytes if the backlog is stalled or closed.
 
         Args:
             data: Bytes of one or more lines.
-            source: Source of the lines, under which a loss is counted. Empty: it is not counted.
+            source: Source of the lines, under which their loss is counted. Empty: do not count.
             since: Moment at which the bytes were first offered, in seconds of a monotonic clock.
-            now: Present time of the same clock, in seconds.
+            now: Present time of the monotonic clock, in seconds.
         """
         if self.state in (BacklogState.CLOSING, BacklogState.CLOSED):
             self.reason = self.reason or "the copy was closed before"
@@ -161,18 +163,19 @@ class LineBacklog:
         return Offered.TAKEN
 
     def take(self) -> bytes:
-        """Return the next bytes to write, without removing them; empty if no line waits."""
+        """Return the next bytes to write, which stay in the backlog; empty if no line waits."""
         chunk = bytearray()
         for entry in self._entries:
             chunk += entry.data if chunk else entry.data[self._offset :]
             if len(chunk) >= _CHUNK_BYTES:
                 break
-        # End at a line's end: another process may write to the terminal between two writes.
+        # Cut the bytes at the end of a line: another process may write to the terminal between two
+        # writes.
         end = chunk.rfind(b"\n", 0, _CHUNK_BYTES) + 1
         return bytes(chunk[: end or _CHUNK_BYTES])
 
     def wrote(self, count: int, now: float) -> None:
-        """Remove ``count`` written bytes; 0 means that the sink took no bytes without an error."""
+        """Remove ``count`` written bytes; 0 means that the sink took none and raised no error."""
         if self.state is BacklogState.CLOSED or not count:
             return
         self._progress_at = now
@@ -184,14 +187,14 @@ class LineBacklog:
             self._ends_line = entry.data.endswith(b"\n")
         if self._offset:
             self._ends_line = False
-        # Wait for half of the space, not for one byte: with a reader that reads a few bytes at a
-        # time, every new line would otherwise wait for the whole patience again.
+        # End the stall when half of the space is free, not when one byte is free: with a reader
+        # that reads a few bytes at a time, every new line would wait for the whole patience.
         has_space = self._cost <= self._most_bytes // 2
         if self.state is BacklogState.FAILING or (self.state is BacklogState.STALLED and has_space):
             self.state = BacklogState.WRITING
 
     def failed(self, reason: str) -> None:
-        """Lose the backlog: the last write raised an error."""
+        """Drop all waiting lines, because the last write raised an error."""
         if self.state is BacklogState.CLOSED:
             return
         if self.state is not BacklogState.CLOSING:
@@ -199,12 +202,12 @@ class LineBacklog:
         self._lose_all(reason)
 
     def close(self) -> None:
-        """Take no more lines; the waiting lines are still written while the sink takes bytes."""
+        """Reject new lines; the waiting lines are still written while the sink takes bytes."""
         if self.state is not BacklogState.CLOSED:
             self.state = BacklogState.CLOSING
 
     def give_up(self) -> None:
-        """Drop the bytes not written so far, even if a write of some has not returned."""
+        """Drop all bytes not written so far, even while a write of some of these bytes blocks."""
         if self._entries:
             self._lose_all(f"nothing was read for {self._patience_seconds:g} s at the end")
         self.state = BacklogState.CLOSED
@@ -223,7 +226,7 @@ class LineBacklog:
     def _lose_all(self, reason: str) -> None:
         self.reason = reason
         for entry in self._entries:
-            if entry.gap is not None:  # already counted, but never shown to the reader
+            if entry.gap is not None:  # its losses are counted, but no line has reported them
                 self._gap.add(entry.gap)
             self._lose(entry.data[self._offset :], entry.source)
             self._offset = 0
@@ -238,26 +241,26 @@ class LineBacklog:
 
 
 class Sink(Protocol):
-    """Destination of bytes: a file descriptor or a text stream."""
+    """Destination of a copy's bytes: a file descriptor or a text stream."""
 
     encoding: str
 
     def write(self, data: bytes) -> int:
-        """Write some of the bytes and return their number; may block or raise an error."""
+        """Write some of the bytes; return how many were written. May block or raise an error."""
 
 
 class DescriptorSink:
-    """Sink that writes to a file descriptor of this process.
+    """Sink (destination of copied output) that writes to a file descriptor of this process.
 
-    The sink bypasses Python's own buffer: a buffer that cannot be flushed keeps its bytes, and the
-    interpreter would write them at its end, wait for their reader, or exit with code 120.
+    The sink bypasses Python's own buffer. A buffer that cannot be flushed keeps its bytes. At its
+    end the interpreter would write these bytes, and block or exit with code 120.
     """
 
     def __init__(self, descriptor: int, encoding: str = "utf-8") -> None:
         self._descriptor, self.encoding = descriptor, encoding
 
     def write(self, data: bytes) -> int:
-        """Write some of the bytes."""
+        """Write some of the bytes to the descriptor and return their number."""
         try:
             return os.write(self._descriptor, data)
         except BlockingIOError:  # another program has made the shared terminal non-blocking
@@ -268,7 +271,7 @@ class DescriptorSink:
 
 
 class StreamSink:
-    """Sink that writes to a text stream without a file, for example a notebook's output."""
+    """Sink for copied output in a text stream without a file, for example a notebook's output."""
 
     encoding = "utf-8"
 
@@ -277,27 +280,27 @@ class StreamSink:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def write(self, data: bytes) -> int:
-        """Write the bytes as text."""
+        """Write the bytes to the stream as text and return their number."""
         self._stream.write(self._decoder.decode(data))
         self._stream.flush()
         return len(data)
 
 
 class ClosedSink:
-    """Sink for a stream that the process was started without (``>&-`` in a shell)."""
+    """Sink for copied output of a process that was started without this stream (``>&-``)."""
 
     encoding = "utf-8"
 
     def write(self, data: bytes) -> int:
-        """Raise an error."""
+        """Raise OSError, because the process has no such stream."""
         raise OSError("the process was started without this stream")
 
 
 def sink_of(stream: TextIO | None) -> Sink:
-    """Return a sink for a stream, by the stream's file descriptor if the stream has one.
+    """Return a sink that writes to a text stream, through the stream's file descriptor if it can.
 
-    The `fileno` of a notebook's stream leads to the terminal of the notebook's server, which no
-    cell shows. So the descriptor is used only if the stream is Python's own kind of text file.
+    The `fileno` of a notebook's stream leads to the terminal of the notebook's server, and no cell
+    shows that terminal. So the sink uses the descriptor only of Python's own text files.
     """
     if stream is None:
         return ClosedSink()
@@ -307,23 +310,24 @@ def sink_of(stream: TextIO | None) -> Sink:
         except (OSError, ValueError):  # the stream is closed, or in memory
             return StreamSink(stream)
         with contextlib.suppress(OSError):
-            stream.flush()  # text printed earlier must come first
+            stream.flush()  # text printed before must precede the text of the sink
         return sink
     return StreamSink(stream)
 
 
 class OutputCopy:
-    """Copy of lines to a sink. No call raises an error or waits longer than the patience.
+    """Copy of output lines to a sink. No method raises an error or waits longer than the patience.
 
-    A sink that is slower than its writers slows the writers down, as a pipe does. A sink that is so
-    slow that a line waits for `PATIENCE_SECONDS` loses lines.
+    A sink that is slower than its writers slows the writers down, as a pipe does. If a line has
+    waited for the patience, the copy drops lines.
 
     Args:
-        name: Name of the sink in reports, for example stdout or a path.
+        name: Name of the sink in messages, for example stdout or a path.
         sink: Destination of the lines.
-        patience_seconds: Time that a line waits for space, in seconds.
+        patience_seconds: Time that a line waits for space in the backlog, in seconds.
         most_bytes: Upper bound of the memory of the waiting lines, in bytes.
-        on_first_loss: Called once with a sentence for people, in a thread that calls `put`.
+        on_first_loss: Called once, in a thread that calls `put`, with a sentence that reports the
+            first lost lines.
     """
 
     def __init__(
@@ -345,15 +349,15 @@ class OutputCopy:
 
     @property
     def is_stalled(self) -> bool:
-        """True if the sink takes no bytes, so that any other write to the sink would block, too."""
+        """True if the sink takes no bytes now, so that any write to its stream would block."""
         return self._is_abandoned or self._backlog.state is BacklogState.STALLED
 
     def put(self, output: str | bytes, source: str) -> None:
-        """Copy one or more lines with their line ends.
+        """Copy one or more lines, with their line ends, to the sink.
 
         Args:
-            output: Text, or bytes in the sink's encoding.
-            source: Source of the lines, under which a loss is counted. Empty: it is not counted.
+            output: Lines to copy, as text or as bytes in the sink's encoding.
+            source: Source of the lines, under which their loss is counted. Empty: do not count.
         """
         if isinstance(output, str):
             output = output.encode(self._sink.encoding, "backslashreplace")
@@ -367,7 +371,8 @@ class OutputCopy:
                 BacklogState.CLOSED,
             )
             self._was_noticed |= notice
-        # Outside the lock and only once: the callback may log, and this copy may copy the log.
+        # Call back without the lock and only once: the callback may log, and this copy may be the
+        # copy of the log, so that the call would end in this method.
         if notice:
             self._on_first_loss(
                 f"{self.name} cannot be written: {self._backlog.reason}. The run continues; lines "
@@ -375,7 +380,7 @@ class OutputCopy:
             )
 
     def close(self) -> None:
-        """Write the waiting lines while the sink takes bytes; drop lines that come later."""
+        """Write the waiting lines while the sink takes bytes; drop lines that are put later."""
         with self._changed:
             self._backlog.close()
             self._changed.notify_all()
@@ -389,7 +394,7 @@ class OutputCopy:
             self._changed.notify_all()
 
     def report(self) -> str:
-        """Return a sentence with the losses by source and their reason; empty if none occurred."""
+        """Return a sentence with the lost lines by source and the reason; empty without losses."""
         with self._changed:
             total = Loss()
             for loss in self._backlog.losses.values():
@@ -434,7 +439,7 @@ class OutputCopy:
 
 
 class OutputFile(OutputCopy):
-    """Copy of lines to a file.
+    """Copy of output lines to a file.
 
     Args:
         path: Path of the file.
@@ -450,16 +455,17 @@ class OutputFile(OutputCopy):
         super().__init__(str(path), DescriptorSink(self._descriptor))
 
     def close(self) -> None:
-        """Write the waiting lines, and close the file unless a write to it is blocked."""
+        """Write the waiting lines and close the file; while a write is blocked, leave it open."""
         super().close()
-        # While a write is blocked, the descriptor's number must not be reused for another file.
+        # While a write is blocked, the descriptor stays open: another file could get its number,
+        # and the blocked write would then go into that file.
         if not self._is_abandoned and self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 def describe(error: Exception) -> str:
-    """Return an error's cause in a few words."""
+    """Return an error's cause in a few words, for messages."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__

@@ -1,22 +1,23 @@
 """Standard input of a launcher; every process that the launcher starts can read all its bytes.
 
-A single process reads its input as in ``cat settings.json | python train.py``. In a run, several
-workers, their restarts and the evaluator must read the same bytes from the beginning, at any time.
-There are four kinds of input:
+A script without Thinwire reads its input as in ``cat settings.json | python train.py``. In a run,
+several workers, restarted workers and the evaluator must read the same bytes from the beginning, at
+any time. There are four kinds of input:
 
-- Nothing: /dev/null, or a closed stream. Processes get /dev/null.
-- A terminal: only the launcher reads it. Processes get /dev/null, because several processes cannot
-  share the input that a person types.
-- A file (``< settings.json``): every process opens the file separately, at the position at which
-  the launcher received it. The launcher's own position does not move. So a shell loop (``while read
-  line; do thinwire run ...; done < list``) still reads all its lines.
+- No input: /dev/null, or a closed stream. The started processes get /dev/null.
+- A terminal: only the launcher reads the terminal. The started processes get /dev/null, because
+  several processes cannot share the input that a person types.
+- A file (``< settings.json``): every started process opens the file separately, at the position at
+  which the launcher received it. The launcher's own position does not move. So a shell loop
+  (``while read line; do thinwire run ...; done < list``) still reads all its lines.
 - A stream (a pipe, a socket): one thread copies the stream to an unnamed file, and one thread per
-  process feeds a pipe from that file. The copy is at most `READ_AHEAD_BYTES` and a pipe's capacity
-  ahead of the process that has read most. So no process waits for a stream that never ends, and a
-  stream without a reader takes no space. A shell loop cannot read these bytes, as with ssh.
+  started process feeds a pipe from that file. The copy is at most `READ_AHEAD_BYTES` and a pipe's
+  capacity ahead of the process that has read most. So no process waits for a stream that never
+  ends, and a stream without a reader takes no disk space. A shell loop cannot read the bytes that
+  the thread has copied, as with ssh.
 
-A stream is UNREAD until the first process opens it, then READING. It is ENDED at its end, or FAILED
-if it cannot be read or its copy cannot be written. Only the reading thread leaves READING.
+A stream is UNREAD until the first process opens it, then READING. A stream is ENDED at its end, or
+FAILED if it cannot be read or its copy cannot be written. Only its reading thread ends READING.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from typing import IO
 
 from absl import logging
 
-#: Bytes by which the copy of a stream may be ahead of the process that has read most.
+#: Number of bytes by which the copy of an input stream may be ahead of the fastest reading process.
 READ_AHEAD_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 16
 
 
 class InputKind(enum.Enum):
-    """Kind of an input."""
+    """Kind of a launcher's standard input."""
 
     NOTHING = "nothing"
     TERMINAL = "terminal"
@@ -60,12 +61,12 @@ class StandardInput:
     """Standard input of this process, shared by the processes that it starts.
 
     Attributes:
-        kind: Kind of the input.
+        kind: Kind of the input: none, terminal, file or stream.
 
     Args:
-        folder: Folder of the copy of a stream.
-        descriptor: File descriptor of the input; tests replace 0.
-        on_first_bytes: Called in another thread when the first bytes of a stream arrive.
+        folder: Folder for the unnamed file with the copy of a stream.
+        descriptor: File descriptor of the input: 0 except in tests.
+        on_first_bytes: Called in a thread of this object when the first bytes of a stream arrive.
     """
 
     def __init__(
@@ -80,22 +81,22 @@ class StandardInput:
         self._changed = threading.Condition()
         self._state = _StreamState.UNREAD
         self._copy: IO[bytes] | None = None
-        self._size = 0  # bytes in the copy
-        self._most_given = 0  # bytes written to the process that has read most
+        self._size = 0  # number of bytes in the copy of the stream
+        self._most_given = 0  # bytes that the fastest reading process has received
         self._is_wanted_whole = False
         self._offset = os.lseek(descriptor, 0, os.SEEK_CUR) if self.kind is InputKind.FILE else 0
 
     def open(self) -> int | None:
         """Return a descriptor from which a new process reads the input; None if there is no input.
 
-        The caller closes the descriptor after it has started the process.
+        The caller must close the descriptor after it has started the process.
         """
         if self.kind in (InputKind.NOTHING, InputKind.TERMINAL):
             return None
         if self.kind is InputKind.FILE:
             with contextlib.suppress(OSError):  # /proc is missing, or the file is another user's
-                # Open the file again: a duplicated descriptor would share its position with this
-                # process and with the shell that started it.
+                # Open the input file again: a duplicated descriptor would share its position with
+                # this process and with the shell that started this process.
                 path = f"/proc/self/fd/{self._descriptor}"
                 opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 os.lseek(opened, self._offset, os.SEEK_SET)
@@ -109,10 +110,12 @@ class StandardInput:
         """Return a file with the whole input, positioned at its start, for a copy to another host.
 
         Args:
-            patience_seconds: Time that a stream may deliver no bytes without ending, in seconds.
+            patience_seconds: Time for which a stream may deliver neither bytes nor its end, in
+                seconds.
 
         Returns:
-            The file, which the caller closes. None if there is no input or it does not end.
+            The file, which the caller must close. None if there is no input, or if the input does
+            not end in time.
         """
         if self.kind in (InputKind.NOTHING, InputKind.TERMINAL):
             return None
@@ -140,7 +143,7 @@ class StandardInput:
         return whole
 
     def _begin(self) -> None:
-        """Start copying a stream. A file needs no copy: it is read through its descriptor."""
+        """Start copying a stream. A file needs no copy: its readers use the file's descriptor."""
         with self._changed:
             if self._state is not _StreamState.UNREAD:
                 return
@@ -151,15 +154,15 @@ class StandardInput:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._copy = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - while this is
             self._state = _StreamState.READING
-        # Duplicate the descriptor: the caller may close it, and its number may then belong to
-        # another file while the thread still reads.
+        # Duplicate the input's descriptor: the caller may close its own, whose number may then
+        # belong to another file while the thread still reads.
         source = os.dup(self._descriptor)
         threading.Thread(
             target=self._read, args=(source,), name="standard-input", daemon=True
         ).start()
 
     def _read(self, source: int) -> None:
-        """Copy the stream to its end, at most `READ_AHEAD_BYTES` ahead of the processes."""
+        """Copy the stream to its end, at most `READ_AHEAD_BYTES` ahead of the fastest reader."""
         ended = _StreamState.ENDED
         try:
             while data := self._next_bytes(source):
@@ -188,7 +191,7 @@ class StandardInput:
                 self._changed.wait()
         poll = select.poll()
         poll.register(source, select.POLLIN)
-        poll.poll()  # another program that shares the stream may have made it non-blocking
+        poll.poll()  # wait: a program that shares the stream may have made it non-blocking
         return os.read(source, _CHUNK_BYTES)
 
     def _write_copy(self, data: bytes) -> None:
@@ -200,7 +203,7 @@ class StandardInput:
             written += os.pwrite(self._copy.fileno(), data[written:], at)
 
     def _read_copy(self, position: int) -> bytes:
-        """Return the next bytes from a position, empty at the end; `pread` moves no position."""
+        """Return the copy's next bytes from a position; empty at the end of the copy."""
         with self._changed:
             count = min(_CHUNK_BYTES, self._size - position)
         if self._copy is None:
@@ -208,7 +211,7 @@ class StandardInput:
         return os.pread(self._copy.fileno(), count, position)
 
     def _feed(self, writer: int) -> None:
-        """Write the input into the pipe of one process, until the input or the process ends."""
+        """Write the input into the pipe of one started process, until input or process ends."""
         position = 0
         try:
             while data := self._await(position):
@@ -217,13 +220,13 @@ class StandardInput:
                 with self._changed:
                     self._most_given = max(self._most_given, position)
                     self._changed.notify_all()
-        except OSError:  # the process has ended, or has closed its input
+        except OSError:  # the reading process has ended, or has closed its input
             pass
         finally:
             os.close(writer)
 
     def _await(self, position: int) -> bytes:
-        """Wait for the next bytes and return them; empty if the input has ended."""
+        """Wait for the copy's next bytes from a position; return empty bytes at the input's end."""
         with self._changed:
             while position >= self._size and self._state is _StreamState.READING:
                 self._changed.wait()
@@ -231,7 +234,7 @@ class StandardInput:
 
 
 def kind_of(descriptor: int) -> InputKind:
-    """Return the kind of input of a file descriptor."""
+    """Return the kind of input that a file descriptor delivers."""
     try:
         status = os.fstat(descriptor)
         if os.isatty(descriptor):

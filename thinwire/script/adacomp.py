@@ -1,4 +1,4 @@
-"""AdaComp's two functions. `PS()` serves and `Worker(dataset)` trains, until the run ends."""
+"""AdaComp's two functions: `PS()` serves a model, `Worker(dataset)` trains the model."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from thinwire.worker.role import Worker as WorkerRole
 def PS(  # noqa: N802 - AdaComp's name
     args: Any = None, model: Any = None, *, num_train: int | None = None, **settings: Any
 ) -> str:
-    """Serve a model until the run ends.
+    """Serve a model as a parameter server (PS) until the run ends.
 
     Args:
         args: Settings in any form that `thinwire.script.settings` reads.
-        model: A Keras model, which holds the final weights afterwards. None: the model that the
-            flags network or model name, by default AdaComp's CNN.
+        model: A Keras model, which holds the final weights after the call. None: the model that
+            the flags network or model name, by default AdaComp's CNN.
         num_train: Number of training examples, which the flag epochs needs. None: the size of the
             data set that the flag dataset names.
-        **settings: Flags by name. Without run_dir the PS writes no checkpoints.
+        **settings: Flags by name. Without the flag run_dir the PS writes no checkpoints.
 
     Returns:
-        Why the run ended: iter_max, epochs, max_seconds, interrupted or diverged.
+        Reason why the run ended: iter_max, epochs, max_seconds, interrupted or diverged.
 
     Raises:
         ConfigurationError: The settings are invalid, or another process writes to run_dir.
@@ -71,26 +71,26 @@ def Worker(  # noqa: N802 - AdaComp's name
     num_train: int | None = None,
     **settings: Any,
 ) -> str:
-    """Train on the data set of this worker until the run ends.
+    """Train as a worker on this worker's own data set until the run ends.
 
     Args:
         dataset: This worker's scaled examples: (images [n, ...], labels [n] whole numbers). The
-            worker repeats them without end, in a new order each epoch.
+            worker repeats the examples without end, in a new order in each epoch.
         args: Settings in any form that `thinwire.script.settings` reads.
-        model: A Keras model with a loss or logits, which holds the newest weights afterwards.
+        model: A Keras model with a loss or logits, which holds the newest weights after the call.
             None: the model that the flags network or model name.
         num_train: Number of training examples of all workers together, which dgc's warm-up needs.
-        **settings: Flags by name. Without run_dir the worker saves no state and resumes nothing.
+        **settings: Flags by name. Without the flag run_dir the worker saves no state and cannot
+            resume.
 
     Returns:
-        Why the run ended: iter_max, epochs, max_seconds, target_accuracy or interrupted.
+        Reason why the run ended: iter_max, epochs, max_seconds, target_accuracy or interrupted.
 
     Raises:
         ConfigurationError: The settings or the examples are invalid, or another process writes to
             run_dir as this worker.
-        Unreachable, Refused, Diverged: The run fails as docs/reference/operations.md describes at
-        exit codes
-            3, 4 and 5.
+        Unreachable, Refused, Diverged: No server answers, the server rejects this worker, or
+            gradients stay non-finite (exit codes 3, 4 and 5 in docs/reference/operations.md).
 
     Source: AdaComp's published code.
     """
@@ -118,7 +118,7 @@ def _shared(run: Run, model: Any) -> SharedModel:
 
 
 def _shard_of(dataset: tuple[Any, Any], run: Run, id_worker: int, num_train: int) -> TrainingShard:
-    """Return a worker's examples with a cursor that draws its mini-batches."""
+    """Return a worker's examples, with a cursor that draws the worker's mini-batches from them."""
     try:
         images, labels = (np.asarray(part) for part in dataset)
     except (TypeError, ValueError) as error:
@@ -141,10 +141,10 @@ def _shard_of(dataset: tuple[Any, Any], run: Run, id_worker: int, num_train: int
 
 @contextlib.contextmanager
 def _run_with_folder(chosen: ScriptSettings) -> Iterator[Run]:
-    """Lock the given run_dir; if none was given, create a folder and delete it after the run.
+    """Lock the run_dir of the settings; without run_dir, use a temporary folder for the run.
 
     Raises:
-        ConfigurationError: Another process writes to the run_dir as the same worker.
+        ConfigurationError: Another process writes to the run_dir as the same node.
     """
     run, number = chosen.run, chosen.worker().id_worker
     if "run_dir" in chosen.given:
@@ -157,7 +157,7 @@ def _run_with_folder(chosen: ScriptSettings) -> Iterator[Run]:
 
 @contextlib.contextmanager
 def _ended_by_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """End the run cleanly at Ctrl-C, then raise KeyboardInterrupt; main thread only."""
+    """Let the first Ctrl-C in the block end the run cleanly; a second one ends the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""`GradientSGD`: DGS's optimizer for scripts that write their own training loop."""
+"""`GradientSGD`: DGS's optimizer for scripts whose training loop does not use Keras' `fit`."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from thinwire.script.settings import read_settings
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Two learning rates count as equal if their relative difference is at most this value.
+#: Largest relative difference of two learning rates that count as equal.
 RATE_TOLERANCE = 1e-6
 
 
 class GradientSGD(LeavesOnExit):
-    """Replacement for the optimizer of a training loop: `step` sends gradients and gets weights.
+    """Replacement for a training loop's optimizer: `step` sends gradients and receives weights.
 
-    The constructor joins the run and gives the model the server's weights, so that the first
-    gradient already counts. The worker leaves the run at `close`, at the end of a `with` block, or
-    at the end of the process.
+    The constructor joins the run and writes the server's weights into the model, so that the
+    server can apply the first gradient. The worker leaves the run at `close`, at the end of a
+    `with` block, or at the end of the process.
 
     Args:
         model: A Keras model. The workers share the variables in its W_global, or all trainable
             variables if W_global is empty.
-        lr: Learning rate, used in mode msgd only. In other modes the server's learning rate counts,
-            and a warning reports a different lr.
-        momentum: Momentum of the worker: SAMomentum in mode dgs, momentum correction in mode dgc,
-            plain momentum in mode msgd. Other modes have no momentum on the worker.
+        lr: Learning rate, used in mode msgd only. In all other modes the server's learning rate
+            counts, and a warning reports an lr that differs from the server's.
+        momentum: Momentum that the worker applies: SAMomentum in mode dgs, momentum correction in
+            mode dgc, plain momentum in mode msgd. All other modes have no momentum on the worker.
         weight_decay: Coupled weight decay on the worker, in every mode:
             h <- h + weight_decay * theta, with the gradient h and the weights theta.
-        mode: dgs (gradient_sgd), asgd, gd (aji), dgc, msgd (sgd; no server), or any other
-            ``--method``, in upper or lower case.
+        mode: Method of training, in upper or lower case: dgs (or gradient_sgd), asgd, gd (or aji),
+            dgc, msgd (or sgd; without a server), or any value of ``--method``.
         args: Settings in any form that `thinwire.script.settings` reads.
         num_train: Number of examples in the whole training set, which dgc's warm-up needs.
         **settings: Further flags by name, for example ``id_worker=2``.
@@ -47,9 +47,9 @@ class GradientSGD(LeavesOnExit):
         ConfigurationError: The settings are invalid. Or the model is compiled with an optimizer
             other than plain SGD, and neither lr nor momentum is given.
         Unreachable: No server answers.
-        Refused: The server has a different model or method.
+        Refused: The server has a different model or method than this script.
 
-    Source: the published program of DGS. Differences: the original discards its first gradient.
+    Source: the published program of DGS. Differences: DGS's program discards its first gradient.
     """
 
     def __init__(
@@ -106,14 +106,14 @@ class GradientSGD(LeavesOnExit):
             grads_and_vars: Pairs (gradient, variable) of the shared variables, in any order. A
                 gradient is a tensor, an array, IndexedSlices, or None for a variable that the loss
                 does not depend on.
-            loss: Mean loss of the mini-batch, for reports and curves; None: not reported.
-            samples: Number of examples in the mini-batch; None: the flag batch_size.
+            loss: Mean loss of the mini-batch, for reports and curves; None: report no loss.
+            samples: Number of examples in the mini-batch; None: the value of the flag batch_size.
 
         Raises:
-            RunOver: The run ended before this step. ConfigurationError: A variable is not shared,
-            or a gradient has the wrong shape. Diverged, Unreachable, Refused: The step fails as
-            docs/reference/operations.md describes at exit
-                codes 5, 3 and 4.
+            RunOver: The run ended before this step.
+            ConfigurationError: A variable is not shared, or a gradient has the wrong shape.
+            Diverged, Unreachable, Refused: Gradients stay non-finite, no server answers, or the
+                server rejects this worker.
         """
         gradient = self._flatten(grads_and_vars)
         if isinstance(self._stepper, _Momentum):
@@ -128,7 +128,7 @@ class GradientSGD(LeavesOnExit):
         return info
 
     def shard(self, *arrays: Any) -> Any:
-        """Return this worker's part of a training set; in mode msgd the whole training set."""
+        """Return this worker's part of a training set; in mode msgd return the whole set."""
         if isinstance(self._stepper, Session):
             return self._stepper.shard(*arrays)
         return arrays[0] if len(arrays) == 1 else arrays
@@ -139,7 +139,7 @@ class GradientSGD(LeavesOnExit):
             self._stepper.close(cause)
 
     def _flatten(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Float32:
-        """Return the gradients as one vector [num_parameters], with zeros for missing gradients."""
+        """Return the gradients of all shared variables as one vector; a missing gradient is 0."""
         spec = self._shared.spec
         flat = np.zeros(spec.num_parameters, np.float32)
         for gradient, variable in grads_and_vars:
@@ -166,8 +166,8 @@ class _Momentum:
     """Momentum SGD of mode msgd, without a server: u <- m u + h + wd theta; theta <- theta - lr u.
 
     In these formulas u is the velocity, m the momentum, h the gradient, wd the weight decay and
-    theta the weights. The learning rate lr is not part of the velocity, so a new lr acts
-    immediately on the whole velocity; in Keras' SGD the lr is part of the velocity.
+    theta the weights. The velocity does not contain the learning rate lr, so a new lr acts
+    immediately on the whole velocity. In Keras' SGD the velocity contains the lr of past steps.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class _Momentum:
         self._version = 0
 
     def step(self, gradient: Float32) -> StepInfo:
-        """Update the weights by one step; skip a gradient with NaN or infinity."""
+        """Update the weights by one momentum step; skip a gradient with NaN or infinity."""
         gradient += self._weight_decay * self.weights
         if np.isfinite(gradient).all():
             self._velocity *= np.float32(self.momentum)
@@ -202,7 +202,7 @@ def _check_compiled(optimizer: Any) -> None:
     """Reject a compiled optimizer other than plain SGD, which `GradientSGD` would replace.
 
     Raises:
-        ConfigurationError: The optimizer does more than SGD without momentum.
+        ConfigurationError: The compiled optimizer does more than SGD without momentum.
     """
     if optimizer is None:
         return
@@ -239,8 +239,8 @@ def warn_of_other_rate(name: str, rate: float | None, session: Session) -> None:
 
 
 def _dense(gradient: Any) -> np.ndarray[Any, Any]:
-    """Return a tensor, array or IndexedSlices as an array."""
-    if hasattr(gradient, "dense_shape"):  # IndexedSlices: sum the rows that occur twice
+    """Return a gradient (a tensor, array or IndexedSlices) as a dense array."""
+    if hasattr(gradient, "dense_shape"):  # IndexedSlices may hold a row twice: sum its values
         import tensorflow as tf
 
         gradient = tf.convert_to_tensor(gradient)

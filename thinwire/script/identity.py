@@ -1,4 +1,4 @@
-"""Number and role of this process in its run, for scripts that divide data or write files."""
+"""Functions for scripts that divide data or write files: this process's id and role in the run."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from thinwire.runtime.run.script_settings import SETTINGS_VARIABLE, read_setting
 from thinwire.script.settings import ScriptSettings, read_settings, source_of
 from thinwire.worker.script import RECORD
 
-_given: list[ScriptSettings] = []  # settings that the script gave to distribute(); the first counts
+_given: list[ScriptSettings] = []  # settings given to distribute(); the first one counts
 
 
 def note_settings(settings: ScriptSettings) -> None:
-    """Use the settings of a script's distribute() for this process's number and role."""
+    """Take this process's worker id and role from the settings of a script's distribute()."""
     _given.append(settings)
 
 
 def worker_id() -> int:
-    """Return this worker's number, from 1; 1 for a script without a run, 0 in the evaluator."""
+    """Return this worker's id, from 1; 1 for a script outside a run, 0 in the run's evaluator."""
     if is_evaluator():
         return 0
     settings = _settings()
@@ -26,22 +26,24 @@ def worker_id() -> int:
 
 
 def num_workers() -> int:
-    """Return the number of workers of the run; 1 for a script without a run."""
+    """Return the number of workers of the run; 1 for a script outside a run."""
     settings = _settings()
     return 1 if settings is None else settings.run.nb_workers
 
 
 def is_chief() -> bool:
-    """Return True if this worker is the chief, which alone should write files; True without a run.
+    """Return True if this worker is the chief, the only worker that should write files.
 
-    The chief is worker 1. While worker 1 is lost, the chief is the present worker with the lowest
-    number.
+    The result is True for a script outside a run.
+
+    The chief is worker 1. While worker 1 is disconnected, the chief is the connected worker with
+    the lowest id.
     """
     return worker_id() == RECORD.chief
 
 
 def is_evaluator() -> bool:
-    """Return True if this process runs the script for the Supervisor, without training."""
+    """Return True if this process only evaluates the model for the Supervisor, without training."""
     return _evaluates(os.environ.get(SETTINGS_VARIABLE, ""))
 
 
@@ -60,7 +62,7 @@ def _settings() -> ScriptSettings | None:
 
 @functools.lru_cache(maxsize=1)
 def _read(environment: tuple[str | None, ...]) -> ScriptSettings | None:
-    """Return the settings from the environment, cached by the environment; None without a run."""
+    """Return the run's settings from environment variables, cached; None outside a run."""
     if source_of(None, {}) is None:
         return None
     return read_settings(None, {}, type_node="Worker")

@@ -1,8 +1,9 @@
 """Listeners for Ctrl-C while TensorFlow waits inside a step, when Python runs no signal handler.
 
-The interpreter notes a signal immediately but runs its handler only when the main thread is back in
-Python. A step that waits for other workers may take long, so another thread must end the wait. The
-thread reads the signal numbers that the interpreter writes to its wake-up descriptor.
+The interpreter notes a signal immediately, but runs the signal's handler only when the main thread
+is back in Python. A training step that waits for a slow worker may take long, so a second thread
+must end the wait. This thread reads the signal numbers that the interpreter writes to its wake-up
+descriptor.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ _installed = False
 
 
 def add_listener(listener: Callable[[], None]) -> None:
-    """Call `listener` in another thread at every Ctrl-C; Python's own handler runs too.
+    """Call `listener` in a background thread at every Ctrl-C, next to Python's own handler.
 
-    The listener is also called at SIGTERM if Python handles SIGTERM, as in scripts of
-    `thinwire run`.
+    The listener is also called at SIGTERM if Python handles SIGTERM, as in scripts that
+    `thinwire run` starts.
 
-    The first call in the main thread takes the process's wake-up descriptor and keeps it. If
-    another library has set the descriptor already, no listener is ever called.
+    The first call in the main thread sets the process's wake-up descriptor for signals. If another
+    library has set that descriptor already, no listener is ever called.
     """
     with _lock:
         _listeners.append(listener)
@@ -33,7 +34,7 @@ def add_listener(listener: Callable[[], None]) -> None:
 
 
 def remove_listener(listener: Callable[[], None]) -> None:
-    """Remove a listener, if it is registered."""
+    """Remove a listener for Ctrl-C; do nothing if it is not registered."""
     with _lock:
         if listener in _listeners:
             _listeners.remove(listener)
@@ -59,8 +60,8 @@ def _install() -> None:
 def _release() -> None:
     """Unset the wake-up descriptor in a forked child, which shares the pipe with its parent.
 
-    Otherwise a signal to the child would call the parent's listeners: Keras ends the processes of
-    its pools with SIGTERM.
+    Otherwise a signal to the child would call the listeners in the parent process. Keras, for
+    example, ends the forked processes of its pools with SIGTERM.
     """
     signal.set_wakeup_fd(-1)
 

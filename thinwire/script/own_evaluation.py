@@ -12,17 +12,19 @@ from thinwire.worker.script import RECORD
 
 
 def evaluate(function: Callable[[], Mapping[str, float]]) -> dict[str, float] | None:
-    """Evaluate on the chief and record the metrics in summary, report, TensorBoard and --target.
+    """Record a script's own metrics of the current model in summary, report and TensorBoard.
 
-    Use it for evaluations that `validation_data` cannot describe: a score of generated samples, or
-    a hand-written training loop. Call it on every worker, after `fit` or in a loop.
+    Use this function for evaluations that `validation_data` cannot describe: a score of generated
+    samples, or a hand-written training loop. Call it on every worker, after `fit` or in a loop. The
+    metrics also count for --target.
 
     Args:
-        function: Returns a dictionary of metric names and numbers; called on the chief only.
+        function: Returns a dictionary of metric names and numbers. Only the chief (normally worker
+            1) calls the function.
 
     Returns:
-        The metrics on the chief and in a script without a run. None on other workers, which do not
-        wait for the chief.
+        The metrics, on the chief and in a script outside a run. None on all other workers, which do
+        not wait for the chief.
 
     Raises:
         ConfigurationError: The function does not return a dictionary of names and numbers.
@@ -38,5 +40,5 @@ def evaluate(function: Callable[[], Mapping[str, float]]) -> dict[str, float] | 
             'names and numbers, such as {"score": 0.5}.'
         ) from error
     if not RECORD.evaluated(metrics):
-        logging.info("thinwire.evaluate: no run records the metrics %s", metrics)
+        logging.info("thinwire.evaluate: no run of Thinwire records these metrics: %s", metrics)
     return metrics

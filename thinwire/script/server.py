@@ -1,4 +1,4 @@
-"""`init_server`: a parameter server inside a script's process."""
+"""`init_server`: starts a parameter server in threads of a script's process."""
 
 from __future__ import annotations
 
@@ -29,22 +29,23 @@ from thinwire.script.settings import ScriptSettings, read_settings
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Time that the server stays up after the run's end, in seconds. Short, because a script's run
-#: rarely has a Supervisor that reads the finished run.
+#: Time for which the server still answers after the run's end, in seconds. It is short, because a
+#: script's run rarely has a Supervisor that reads the final model.
 _LINGER_SECONDS = 3.0
 _LOOK_SECONDS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """Copy of the model between two updates.
+    """Copy of a server's model, taken between two updates.
 
     Attributes:
         version: Number of updates applied to the model.
-        samples: Number of examples that the updates were computed from.
-        learning_rate: Learning rate of the server.
+        samples: Number of training examples from which these updates were computed.
+        learning_rate: Learning rate of the server at this version.
         weights: Weights of each shared variable, in the variable's shape.
-        statistics: [m] float32 averaged moving statistics; empty if the run averages none.
+        statistics: [m] float32 moving statistics (batch normalization), averaged over the workers;
+            empty if the run averages no statistics.
     """
 
     version: int
@@ -57,20 +58,20 @@ class Snapshot:
 def init_server(
     args: Any = None, model: Any = None, *, num_train: int | None = None, **settings: Any
 ) -> ServerHandle:
-    """Return a server for a model; `ServerHandle.start` starts the server.
+    """Return a handle of a parameter server for a model; `ServerHandle.start` starts the server.
 
     Args:
-        args: Settings in any form that `thinwire.script.settings` reads; the workers' settings are
-            accepted too.
+        args: Settings in any form that `thinwire.script.settings` reads. The settings of a worker
+            are accepted too.
         model: A Keras model. Training starts from its current weights.
         num_train: Number of training examples, which the flag epochs needs.
-        **settings: Further flags by name, for example ``nb_workers=2``. With run_dir the server
-            writes checkpoints, and the same call resumes from them; without run_dir it does not.
+        **settings: Further flags by name, for example ``nb_workers=2``. With the flag run_dir the
+            server writes checkpoints, and a later call with this run_dir resumes from them.
 
     Raises:
         ConfigurationError: The settings are invalid, or another server writes to run_dir.
 
-    Source: the published program of DGS. Differences: the original blocks without end.
+    Source: the published program of DGS. Differences: DGS's function blocks without end.
     """
     if model is None:
         raise ConfigurationError(
@@ -103,7 +104,7 @@ class ServerHandle:
     def __init__(
         self, settings: ScriptSettings, shared: SharedModel, num_train: int | None
     ) -> None:
-        """Prepare the server and lock its run directory; `start` opens the port."""
+        """Prepare the server and lock its run directory; `start` then opens the server's port."""
         self._shared = shared
         self._statistics = FlatVariables(shared.statistics)
         self._folder = contextlib.ExitStack()
@@ -114,11 +115,11 @@ class ServerHandle:
         owner = LockOwner.here("PS", shard_flags.id_ps, run.addresses[shard_flags.id_ps])
         if run.checkpoint_dir is not None:
             check_place(run.checkpoint_dir, CHECKPOINTS)
-        # Take the lock before `model_of_flags` reads the run's saved state.
+        # Lock the run directory before `model_of_flags` reads the run's saved state there.
         lock = lock_of(run.run_dir, "PS", shard_flags.id_ps).take(owner)
         self._folder.callback(lock.release)
-        # Release the lock of a handle that is never started. Not at the end of the process: the
-        # server's threads may still write to the run directory then.
+        # Release the lock when a handle that was never started is deleted. Do not release the lock
+        # at the end of the process: the server's threads may still write to the run directory.
         weakref.finalize(self, lock.release).atexit = False
         with contextlib.ExitStack() as unless_made:
             unless_made.callback(self._folder.close)
@@ -131,12 +132,12 @@ class ServerHandle:
 
     @property
     def address(self) -> str:
-        """Address ``host:port`` of the started server."""
+        """Address ``host:port`` at which the started server listens."""
         return host_and_port(self._bind, self._shard.port)
 
     @property
     def version(self) -> int:
-        """Number of updates applied so far."""
+        """Number of updates that the server has applied to the model so far."""
         return self._shard.core.version
 
     @property
@@ -145,10 +146,10 @@ class ServerHandle:
         return self._shard.core.stop_reason
 
     def start(self) -> ServerHandle:
-        """Serve in the background; if run_dir holds a finished run, only read its final model.
+        """Serve in background threads; if run_dir holds a finished run, only read its final model.
 
         Raises:
-            ConfigurationError: Another process uses the port, or `start` was called before.
+            ConfigurationError: Another process uses the port, or `start` was called twice.
         """
         if self._thread is not None:
             raise ConfigurationError("start() was called twice; expected once for each server.")
@@ -161,7 +162,7 @@ class ServerHandle:
         return self
 
     def stop(self) -> None:
-        """End the run and notify the workers; `join` returns soon after."""
+        """End the run and notify the workers; a call of `join` then returns soon."""
         if self._running:
             self._shard.interrupt()
 
@@ -173,11 +174,12 @@ class ServerHandle:
         Args:
             timeout_seconds: Time limit of the wait, in seconds; None: no limit.
             idle_seconds: End the run early if all workers have been disconnected for this time, in
-                seconds. For workers that may leave their loops before the run ends. None: never.
+                seconds. Use it if workers may leave their loops before the run ends. None: do not
+                end the run early.
 
         Returns:
             Reason why the run ended: iter_max, epochs, max_seconds, interrupted or diverged. None
-            after `timeout_seconds`.
+            if the run has not ended within `timeout_seconds`.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         seen = time.monotonic()
@@ -186,7 +188,7 @@ class ServerHandle:
             if deadline is not None and now >= deadline:
                 return None
             if self._shard.server.connections.workers or not self._shard.core.known_workers():
-                seen = now  # no worker has joined yet, or a worker is connected
+                seen = now  # not idle: no worker has joined yet, or a worker is connected
             elif idle_seconds is not None and now - seen >= idle_seconds:
                 self.stop()
             if self._thread is not None:
@@ -197,7 +199,7 @@ class ServerHandle:
         return self.stop_reason
 
     def snapshot(self) -> Snapshot:
-        """Return a copy of the model, taken between two updates."""
+        """Return a copy of the server's model, taken between two updates."""
         taken: queue.SimpleQueue[Snapshot] = queue.SimpleQueue()
         if self._running:
             self._shard.server.queue.put(lambda: taken.put(self._copy()))

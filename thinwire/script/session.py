@@ -1,4 +1,4 @@
-"""A worker session of a script: pushes flat gradients or weights, returns flat weights."""
+"""Worker session of a script: pushes gradients or weights as flat vectors, receives weights."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 
-#: Time limit for an exchange under way when a worker leaves, in seconds.
+#: Time for which a leaving worker waits for its unfinished exchange, in seconds.
 _CUT_SECONDS = 2.0
 
 
 class RunOver(Exception):
-    """The run has ended, so a step is not possible.
+    """The run has ended, so this worker cannot do a step.
 
     Attributes:
-        cause: Stop reason of the run if another script ended the run; else empty.
+        cause: Stop reason of the run if another worker's script ended the run; else empty.
     """
 
     def __init__(self, text: str, cause: str = "") -> None:
@@ -68,24 +68,24 @@ class RunOver(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class StepInfo:
-    """Result and figures of one step."""
+    """Result of one training step, with its traffic and timings."""
 
-    version: int  # updates applied to the model that this worker received
-    lr: float  # the server's learning rate
-    bytes_up: int = 0  # bytes sent in this step, with framing and heartbeats
-    bytes_down: int = 0  # bytes received in this step, with framing and heartbeats
-    nnz_up: int = 0  # number of values sent
-    nnz_down: int = 0  # number of values received
-    staleness: int = 0  # updates that the shard applied between the pull and this push
-    seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # compute, encode, wait
-    exchanged: bool = False  # False after a local step or a skipped mini-batch
+    version: int  # number of updates in the model that this worker last received
+    lr: float  # learning rate of the server
+    bytes_up: int = 0  # bytes that the worker sent in this step, with framing and heartbeats
+    bytes_down: int = 0  # bytes that the worker received in this step, with framing and heartbeats
+    nnz_up: int = 0  # number of model values that the worker sent
+    nnz_down: int = 0  # number of model values that the worker received
+    staleness: int = 0  # updates that a shard applied between this worker's pull and its push
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # by phase
+    exchanged: bool = False  # True if the worker exchanged with the PS: no local or skipped step
     stopped: bool = False  # True if the run has ended with this step
-    skipped: bool = False  # True if the mini-batch had NaN or infinity
+    skipped: bool = False  # True if the step was skipped because its values had NaN or infinity
 
 
 @dataclasses.dataclass(frozen=True)
 class _Exchanged:
-    """A finished exchange: its request, if known, and the shards' replies."""
+    """A finished exchange with the PS: the push request, if known, and the shards' replies."""
 
     request: PushRequest | None = None
     replies: Sequence[ShardReply | None] = ()
@@ -93,14 +93,14 @@ class _Exchanged:
 
 @dataclasses.dataclass(frozen=True)
 class CentralState:
-    """State of the shards between two updates.
+    """State of the model and of its optimizers on all PS shards, between two updates.
 
     Attributes:
-        spec: Spec of the model.
-        layouts: Layout of each shard.
-        shards: For each shard, the states of its optimizers, then a state with the shard's other
-            values, by slice of the layout. The last state holds weights and averaged statistics
-            only if they were requested.
+        spec: Spec (variables and shapes) of the model.
+        layouts: For each shard its layout, which lists the slices of the model on the shard.
+        shards: For each shard the states of its optimizers, and last a state with all further
+            values of the shard, by slice of the layout. The last state holds weights and averaged
+            statistics only if they were requested.
     """
 
     spec: ModelSpec
@@ -108,28 +108,28 @@ class CentralState:
     shards: Sequence[Sequence[OptimizerState]]
 
     def weights(self) -> tuple[Float32, Float32]:
-        """Return the weights [num_parameters] and the averaged statistics [m].
+        """Return the model's weights [num_parameters] and its averaged moving statistics [m].
 
         Raises:
-            ValueError: The values were not requested, or belong to a different model.
+            ValueError: Weights and statistics were not requested, or belong to a different model.
         """
         slots = [states[-1].slots for states in self.shards]
         return whole_values(self.spec, self.layouts, slots)
 
     @property
     def scale_streak(self) -> int | None:
-        """Updates without overflow since the last change of the loss scale; None if not scaled."""
+        """Updates without overflow since the loss scale last changed; None without loss scaling."""
         slots = self.shards[0][-1].slots
         streaks = (slot.values for slot in slots if slot.role == SCALE_STREAK)
         return next((int(values) for values in streaks), None)
 
 
 class LeavesOnExit(contextlib.AbstractContextManager[Any]):
-    """Base class of objects that leave the run at the end of a ``with`` block."""
+    """Base class of a worker's objects that leave the run at the end of a ``with`` block."""
 
     @abc.abstractmethod
     def close(self, cause: str = "done") -> None:
-        """Leave the run; the model keeps its current weights."""
+        """Leave the run as this worker; the model keeps its current weights."""
 
     def __exit__(
         self,
@@ -141,28 +141,31 @@ class LeavesOnExit(contextlib.AbstractContextManager[Any]):
 
 
 class Session:
-    """A script's worker: joins the run, steps, leaves, and may join again.
+    """Worker of a script: joins the run, takes training steps, leaves, and may join again.
 
     Args:
-        settings: Settings of the run and this worker.
-        shared: The model.
+        settings: Settings of the run and of this worker.
+        shared: The script's model as the run shares it: one flat vector of weights.
         num_train: Number of examples in the whole training set, by which a codec's warm-up counts
             epochs; None if unknown.
         momentum: Momentum of the script's SGD if the method `takes_momentum`. The method applies
-            the momentum, and the script steps without it.
-        offer: The model as offered to shards without a model; None if the shards have the model.
+            this momentum, and the script's optimizer steps without momentum.
+        offer: Description of the script's model that the worker sends to shards without a model;
+            None if the shards build the model from their flags.
         optimizers: The script's optimizers without their loss-scaling wrappers, in the order of
-            the offer, if a PS steps with them. Empty: the optimizers' state stays on the worker.
-        before: Session of this worker in the script's previous phase; None in the first phase.
-        phase: Number of the script's phase, as in Hello.
-        check_offer: Called with the session before it offers the model to a shard; raises an error
-            to forbid the offer.
-        kept: Called with the session and the last step the shards applied; returns the saved core
-            state of the previous process, or None if there is none for that step.
+            the offer, if a PS runs the optimizers. Empty: the optimizers run on the worker.
+        before: Session of this worker in the script's previous phase; None in the first phase. A
+            phase is a part of the run in which the model and its optimizers stay the same.
+        phase: Number of the script's phase, from 0, which the worker sends in its Hello.
+        check_offer: Called with the session before the worker sends the model's description to a
+            shard; raises an error to forbid it.
+        kept: Called with the session and the number of the last step that the PS shards applied;
+            returns the saved core state of the previous process, or None if no state of that step
+            was saved.
 
     Raises:
         ConfigurationError: The codec warms up, and `num_train` is missing. Or this worker sends
-            weights, and its settings request weight decay or clipping of gradients.
+            weights, and its settings request weight decay or clipping, which apply to gradients.
     """
 
     def __init__(
@@ -216,21 +219,22 @@ class Session:
                 "global_clipnorm."
             )
         self._present = False
-        self._saved: State | None = None  # core state of the previous incarnation
+        self._saved: State | None = None  # core state of this worker's previous incarnation
         self._kept = kept
         self._exchanges: BackgroundCalls[_Exchanged] = BackgroundCalls("exchange")
-        # By optimizer, the schedule counts after the exchange that runs in a background thread.
+        # For each optimizer, the schedule's count after the exchange that a background thread runs.
         self._counts_ahead: tuple[int, ...] = ()
-        self._left_out: dict[int, int] = {}  # optimizer -> parts of skipped mini-batches
-        self._computes_from = time.monotonic()  # end of the last step or pause
+        self._left_out: dict[int, int] = {}  # optimizer -> batch parts in skipped mini-batches
+        self._computes_from = time.monotonic()  # moment at which the last step or pause ended
         self.part: WorkerSession = self._new_part(self.statistics.read())
-        self._counted = self._counters()  # counters at the last StepInfo
-        self._versions: list[int] = []  # shards' versions at the start of the current step
-        # [m] averaged statistics for the next step. Only with overlap, where a step starts before
-        # the shards have averaged the previous one.
+        self._counted = self._counters()  # values of the counters at the last StepInfo
+        self._versions: list[int] = []  # version of each shard at the start of the current step
+        # [m] averaged statistics for the next step. None without overlap. With overlap a step
+        # starts before the shards have averaged the statistics of the previous step.
         self._means: Float32 | None = None
         # [num_parameters] change that the script made to the weights outside its optimizer steps
-        # and that the shards have not applied. The flag is True once a push has carried the change.
+        # and that the shards have not applied; None: no change. `_is_change_sent` is True once a
+        # push has carried the change.
         self._change: Float32 | None = None
         self._is_change_sent = False
         if before is not None:
@@ -238,43 +242,44 @@ class Session:
 
     @property
     def stopped(self) -> bool:
-        """True if the run has ended or this process was interrupted."""
+        """True if the run has ended or this worker's process was interrupted."""
         return self.part.stopped
 
     @property
     def stop_reason(self) -> str:
-        """Reason why the run ended, as this worker was notified; empty while the run continues."""
+        """Reason why the run ended, as a PS notified this worker; empty while the run continues."""
         return self.part.stop_reason
 
     @property
     def weights(self) -> Float32:
         """Weights for the next gradient: [num_parameters] float32, possibly not a copy.
 
-        They contain the script's own changes until the shards have applied these changes.
+        The weights include changes that the script made outside its optimizer steps, also while
+        the shards have not applied these changes.
         """
         base = self.part.core.weights
         return base if self._change is None else base + self._change
 
     @property
     def unsent_change(self) -> Float32 | None:
-        """Change by the script that no push has carried yet: [num_parameters]; None: no change."""
+        """Change [num_parameters] of the weights by the script, not pushed yet; None: no change."""
         return None if self._is_change_sent else self._change
 
     @property
     def sent_weights(self) -> Float32:
-        """Weights [num_parameters] without the script's change that no push has carried yet."""
+        """Weights [num_parameters] without the script's own changes that were not pushed yet."""
         return self.weights if self._is_change_sent else self.part.core.weights
 
     @property
     def offer(self) -> Offer | None:
-        """The model as offered to shards without a model; None if the shards have the model."""
+        """Description of the model for shards without a model; None if shards have the model."""
         return None if self._offering is None else self._offering.offer
 
     def _own_slots(self, optimizers: Sequence[Any]) -> list[OwnSlots]:
-        """Return the slots of the script's optimizers that a PS steps with.
+        """Return the slots (state variables) of the script's optimizers that a PS runs.
 
         Raises:
-            ConfigurationError: No PS steps with the script's optimizers, or an optimizer was built
+            ConfigurationError: No PS runs the script's optimizers, or an optimizer was built
                 on variables that are not the model's.
         """
         offer, variables = self.offer, self.shared.variables
@@ -290,13 +295,13 @@ class Session:
         ]
 
     def fetch(self, weights: bool = False) -> CentralState:
-        """Return the state of the optimizers on the shards.
+        """Fetch the state of the optimizers from the PS shards.
 
         Args:
-            weights: True to fetch the weights and averaged statistics too.
+            weights: True to fetch the weights and the averaged statistics as well.
 
         Raises:
-            Unreachable, StreamLost, RequestRejected: A shard does not answer, or rejects the
+            Unreachable, StreamLost, RequestRejected: A PS shard does not answer, or rejects the
                 request.
         """
         layouts, run = self.part.core.layouts, self.settings.run
@@ -305,12 +310,12 @@ class Session:
         return CentralState(self.shared.spec, layouts, shards)
 
     def fill_slots(self, optimizers: Sequence[Any], state: CentralState) -> None:
-        """Write the optimizer state of the shards into the script's optimizers.
+        """Write the PS shards' optimizer state into the script's optimizers.
 
         Args:
             optimizers: The script's optimizers without their loss-scaling wrappers, in the order of
                 the offer.
-            state: State of the shards.
+            state: State of the shards, from `fetch`.
 
         Raises:
             ConfigurationError, ValueError: An optimizer was built on variables that are not the
@@ -326,7 +331,7 @@ class Session:
 
     @property
     def has_run_s_values(self) -> bool:
-        """True if the model holds the weights and statistics that the run gave it last."""
+        """True if the script has not changed the weights and statistics that the run wrote last."""
         values = ((self.variables, self.weights), (self.statistics, self.means))
         return all(
             np.array_equal(flat.read(), run_values, equal_nan=True) for flat, run_values in values
@@ -334,39 +339,40 @@ class Session:
 
     @property
     def phase(self) -> int:
-        """Number of the script's phase, as in Hello; 0 is the first phase."""
+        """Number of the script's phase, from 0, which the worker sends in its Hello message."""
         return 0 if self._offering is None else self._offering.phase
 
     def go_to_phase(self, phase: int) -> None:
-        """Renew this worker for another phase of the script: the phase that the run is in."""
+        """Renew this worker, with the number of the script's phase that the run is in."""
         if self._offering is not None:
             self._offering = dataclasses.replace(self._offering, phase=phase)
         self.renew()
 
     def stay_behind(self) -> None:
-        """Continue with the model's own values: the run is in a later phase than this script."""
+        """Take the model's own values as weights: the run is in a later phase than this script."""
         self._change = None
         np.copyto(self.part.core.weights, self.variables.read())
         np.copyto(self.means, self.statistics.read())
 
     def end_as(self, before: Session) -> None:
-        """Continue with the model's own values, without joining: the run ended in `before`."""
+        """Take the model's own values, without joining: the run ended in the session `before`."""
         self.stay_behind()
         self.part.core.stopped = True
         self.part.core.stop_reason = before.stop_reason
 
     def schedule_count(self, optimizer: int) -> int | None:
-        """Return the count at which an optimizer's schedule is read; None if unknown.
+        """Return the step count at which an optimizer's learning rate schedule is read, or None.
 
-        The count is shard 0's count in the last reply, plus the batches that this worker has
-        trained on since that reply.
+        The count is PS shard 0's count in its last reply, plus the batches that this worker has
+        trained on since that reply. None if no reply has contained a count.
         """
         core = self.part.core
         if optimizer >= len(core.schedule_counts):
             return None
-        # The reply to the push under way will count that push; until then its parts are added.
+        # The reply to the unfinished push will count that push. Until it arrives, the push's batch
+        # parts are added to the count of the last reply.
         count = core.schedule_counts[optimizer]
-        sent_for = 0 if self.takes_weights else optimizer  # a push of weights is for all optimizers
+        sent_for = 0 if self.takes_weights else optimizer  # a weight push counts for all optimizers
         parts = self.part.parts_under_way(sent_for) + self._left_out.get(sent_for, 0)
         if self.settings.run.method.takes_local_steps:
             parts += core.round.batch_parts
@@ -374,10 +380,10 @@ class Session:
         return max(count, self._counts_ahead[optimizer]) if self._counts_ahead else count
 
     def _batches(self, parts: int) -> int:
-        """Return the number of script batches that all workers train on for this worker's parts.
+        """Return how many script batches all workers train on while this worker trains on `parts`.
 
-        A batch has n parts in a run of n workers. In rounds all n workers take equally many parts
-        together, so that k parts of this worker mean k batches of the run.
+        In a run of n workers a batch of the script has n parts. In synchronous rounds all n workers
+        take equally many parts, so that k parts of this worker mean k batches of the run.
         """
         run = self.settings.run
         is_in_rounds = run.method.takes_local_steps or run.method.steps_together
@@ -385,20 +391,21 @@ class Session:
 
     @property
     def means(self) -> Float32:
-        """Averaged moving statistics at which the next step starts: [m] float32, not a copy."""
+        """Averaged moving statistics with which the next step starts: [m] float32, not a copy."""
         return self.part.core.statistics if self._means is None else self._means
 
     def open(self) -> bool:
         """Join the run, or join again after `close`; do nothing if this worker has joined.
 
         Returns:
-            True if joining replaced the weights. Gradients computed at earlier weights are then
-            useless.
+            True if joining has replaced the weights. Gradients computed at the weights before the
+            call are then useless.
 
         Raises:
             Unreachable: No server answers.
-            Refused: The server refuses this worker.
-            ConfigurationError: The server averages other moving statistics than this worker has.
+            Refused: The server rejects this worker.
+            ConfigurationError: The server averages different moving statistics than this worker
+                has.
         """
         if self._present:
             return False
@@ -427,7 +434,7 @@ class Session:
         return True
 
     def _begin_at_base(self) -> None:
-        """Start the next step at the shards' current model."""
+        """Start the next step at the model that the PS shards have sent."""
         core = self.part.core
         self._versions = list(core.versions)
         if self.settings.run.method.overlap:
@@ -442,7 +449,7 @@ class Session:
         """Write weights and averaged statistics into the model.
 
         Args:
-            values: Weights [num_parameters] and statistics [m]; None: the values of this worker.
+            values: Weights [num_parameters] and statistics [m]; None: this worker's own values.
         """
         weights, statistics = (self.weights, self.means) if values is None else values
         self.variables.assign(weights)
@@ -450,17 +457,17 @@ class Session:
 
     @property
     def takes_weights(self) -> bool:
-        """True if the script's optimizer steps, so that `step` takes weights, not gradients."""
+        """True if `step` takes weights, not gradients, because the script's optimizer runs here."""
         return self.settings.run.method.steps_on_workers
 
     @property
     def keeps_values(self) -> bool:
-        """True if the values given to `step` must not change after the call, which keeps them."""
+        """True if `step` keeps the array of values, which the caller must not change afterwards."""
         return self.part.core.own is None
 
     @property
     def loss_scale(self) -> float:
-        """Factor of the loss for the next gradient, set by the server; 0 without loss scaling."""
+        """Factor of the loss for the next gradient, set by a PS; 0 without loss scaling."""
         return self.part.core.loss_scale
 
     def step(
@@ -472,25 +479,26 @@ class Session:
         rate_factor: float = 1.0,
         figures: ScriptFigures = NO_FIGURES,
     ) -> StepInfo:
-        """Process a mini-batch; afterwards `weights` and `means` are the values for the next one.
+        """Send a mini-batch's result; then `weights` and `means` are the next mini-batch's values.
 
-        A mini-batch with NaN or infinity is skipped, which `StepInfo.skipped` reports. `weights`
+        A mini-batch with NaN or infinity is skipped, and `StepInfo.skipped` reports it. `weights`
         and `means` are then the last finite values, which the caller must write into its model.
 
         Args:
             values: [num_parameters] float32 mean gradient at `weights`, which `step` may modify; if
-                `takes_weights`, the weights after the script's own step.
+                `takes_weights`, the weights after the step of the script's optimizer.
             samples: Number of examples in the mini-batch.
             loss: Mean loss of the mini-batch; None if unknown.
             statistics: [m] float32 moving statistics after the mini-batch; None if the run does
                 not average statistics.
-            rate_factor: This worker's learning rate divided by the run's; scales gradients only.
-            figures: Figures of the script's optimizer: learning rate, loss scale, touched rows.
+            rate_factor: This worker's learning rate divided by the run's learning rate; it scales
+                gradients, not weights.
+            figures: Learning rate, loss scale and touched rows of the script's optimizer.
 
         Raises:
             RunOver: The run ended before this step.
             Diverged: A hundred mini-batches in a row had NaN or infinity.
-            Unreachable, Refused: The server does not answer within the time limits, or refuses this
+            Unreachable, Refused: The server does not answer within the time limits, or rejects this
                 worker.
         """
         if self.stopped:
@@ -526,7 +534,7 @@ class Session:
             applied = not exchange.replies or was_accepted(exchange.replies)
         except NonFiniteUpdate as error:
             part.skip(error)
-            self._left_out[figures.optimizer] = parts  # the next push counts these parts
+            self._left_out[figures.optimizer] = parts  # the next push counts these batch parts
             self._means, skipped = means, True
         except ShardGone:
             part.core.stopped = applied = True
@@ -541,12 +549,12 @@ class Session:
         return info
 
     def _without_changes(self, weights: Float32, change: Float32 | None) -> Float32:
-        """Return weights [num_parameters] without the changes that the script made to them.
+        """Return weights [num_parameters] without the script's changes outside its optimizer steps.
 
         Args:
-            weights: [num_parameters] weights after the script's step.
-            change: [num_parameters] change that is pushed together with this step; None if there
-                is no change.
+            weights: [num_parameters] weights after the step of the script's optimizer.
+            change: [num_parameters] change by the script that is pushed together with this step;
+                None if there is no such change.
         """
         sent_change = self._change if self._is_change_sent else None
         changes = [part for part in (sent_change, change) if part is not None]
@@ -555,13 +563,13 @@ class Session:
     def _note_change(self, change: Float32 | None, done: _Exchanged | None) -> None:
         """Update `_change` and `_is_change_sent` after a step.
 
-        Without overlap the replies show if the shards applied the change. With overlap the change
-        was sent with this step's push, and its reply comes later.
+        Without overlap the shards' replies show if the shards applied the script's change. With
+        overlap the change was sent with this step's push, whose reply comes during a later step.
 
         Args:
-            change: [num_parameters] change by the script before the step; None if there is no
-                change.
-            done: The finished exchange; None if the step was not applied.
+            change: [num_parameters] change of the weights that the script made before the step;
+                None if the script made no change.
+            done: The finished exchange of the step; None if the step made no exchange.
         """
         if done is None or not self.settings.run.method.overlap:
             replies = [] if done is None else done.replies
@@ -571,10 +579,10 @@ class Session:
             self._change, self._is_change_sent = change, True
 
     def _begin_behind(self, own: OwnChanges, arguments: Any) -> _Exchanged:
-        """Encode and exchange a step's change of the weights in a thread while the script computes.
+        """Exchange a step's change of the weights in a background thread (overlap).
 
         Returns:
-            The exchange of the previous step.
+            The finished exchange of the previous step.
         """
         part, (values, _, loss, statistics, *_, figures) = self.part, arguments
         part.measure.record(round_trace.FORWARD_AND_BACKWARD, part.stopwatch.lap("compute"))
@@ -591,10 +599,10 @@ class Session:
         return done
 
     def _go_on(self, statistics: Float32 | None) -> None:
-        """Start the next step at the previous exchange's values; this step's reply comes later.
+        """Start the next step at the previous exchange's values, before this step's reply arrives.
 
-        The moving statistics for the next step are the newest averages plus this step's change, as
-        for weights.
+        The moving statistics for the next step are the newest averages plus this step's change, and
+        the weights are the newest weights plus this step's change.
         """
         core = self.part.core
         self._versions = list(core.versions)
@@ -602,7 +610,7 @@ class Session:
             self._means = core.statistics + (statistics - self._means)
 
     def _send(self, arguments: Any) -> PushRequest | None:
-        """Send a mini-batch; return the request, or None after a local step."""
+        """Send a mini-batch's result to the shards; return the push request, None if not sent."""
         part = self.part
         outgoing = part.submit(*arguments) or part.poll_pacer()
         if outgoing is not None:
@@ -610,13 +618,13 @@ class Session:
         return outgoing
 
     def _exchange(self, arguments: Any) -> _Exchanged:
-        """Send a mini-batch and wait for the shards' replies."""
+        """Send a mini-batch's result and wait for the shards' replies."""
         outgoing = self._send(arguments)
         return _Exchanged(outgoing, self.part.finish_exchange(lambda weights: None))
 
     def _settle(self) -> _Exchanged:
-        """Wait for the exchange under way; return its result, empty without an exchange."""
-        if self._is_change_sent:  # the reply replaces the weights, also after a rejected push
+        """Wait for the exchange in the background; return its result, empty without one."""
+        if self._is_change_sent:  # the reply replaces the weights even if the push was rejected
             self._change, self._is_change_sent = None, False
         done = self._exchanges.result()
         if done is not None:
@@ -628,7 +636,7 @@ class Session:
         self._computes_from = time.monotonic()
 
     def flush(self) -> None:
-        """Finish the exchange under way, then push local steps and residuals not sent so far."""
+        """Finish the exchange in the background, then push all unsent local steps and residuals."""
         part = self.part
         if not self._present or self.stopped:
             return
@@ -646,7 +654,7 @@ class Session:
             part.core.stopped = True
 
     def pull(self) -> None:
-        """Replace this worker's model by the shards' current model; local steps must be flushed."""
+        """Replace this worker's model by the shards' current model; call `flush` before."""
         if not self._present or self.stopped:
             return
         try:
@@ -657,7 +665,7 @@ class Session:
             self.part.core.stopped = True
 
     def close(self, cause: str = "done") -> None:
-        """Leave the run and report the cause; do nothing if this worker has not joined."""
+        """Leave the run and report the cause to the PS; without effect before this worker joins."""
         if not self._present:
             return
         self._present = False
@@ -667,23 +675,23 @@ class Session:
         self._cut()
         self._saved = self.part.core.save()
         self.part.leave(cause)
-        logging.info("left the run after %d exchanges (%s)", self.part.core.step, cause)
+        logging.info("this worker left the run after %d exchanges (%s)", self.part.core.step, cause)
 
     def _cut(self) -> None:
-        """Wait a short time for the exchange under way, then abandon it."""
+        """Wait `_CUT_SECONDS` for the exchange in the background, then abandon the exchange."""
         try:
             self._exchanges.result(_CUT_SECONDS)
         except TimeoutError:
-            self.part.closing.set()  # the exchange ends with its stream and does not reconnect
+            self.part.closing.set()  # a lost stream ends the exchange without a reconnect
             self._exchanges = BackgroundCalls("exchange")
         except Exception as error:  # noqa: BLE001 - this worker leaves the run anyway
-            logging.info("the exchange under way failed while leaving: %s", error)
+            logging.info("the unfinished exchange failed while this worker left the run: %s", error)
 
     def _new_part(self, statistics: Float32) -> WorkerSession:
-        """Return a new incarnation of this worker, before it joins.
+        """Return a new incarnation of this worker (a fresh id for the PS), before it joins the run.
 
-        Gradients arrive as arrays in host memory, from any thread, and the kernels also run on the
-        host.
+        The script's gradients arrive as arrays in host memory, from any thread, so the codec's
+        kernels run on the host.
         """
         part = WorkerSession(
             self.settings.run,
@@ -699,10 +707,10 @@ class Session:
         return part
 
     def renew(self) -> None:
-        """Start a new incarnation of this worker, as a restarted process does."""
+        """Start a new incarnation of this worker, as a restarted worker process does."""
         old = self.part
         self.part, self._change = self._new_part(self.means), None
-        np.copyto(self.part.core.weights, old.core.weights)  # until the server's weights arrive
+        np.copyto(self.part.core.weights, old.core.weights)  # used until the PS sends weights
         self.part.before, self.part.loss = old.metrics(), old.loss
 
     def _counters(self) -> tuple[int, int, dict[str, float]]:
@@ -712,7 +720,7 @@ class Session:
     def _info(
         self, outgoing: PushRequest | None, replies: Sequence[ShardReply | None], skipped: bool
     ) -> StepInfo:
-        """Return the result of a step, with the counters since the previous StepInfo."""
+        """Return the result of a step; its traffic and times count from the previous StepInfo."""
         core, before = self.part.core, self._counted
         up, down, seconds = self._counted = self._counters()
         sent = outgoing.shards if outgoing is not None else []
@@ -733,31 +741,32 @@ class Session:
 
 
 def part_of(settings: ScriptSettings, data: Sequence[Any], fit: FitNumber | None = None) -> Any:
-    """Return a worker's part of a training set, disjoint from the parts of all other workers.
+    """Return a worker's part of a training set; the parts of all workers are disjoint.
 
     Args:
-        settings: Settings of the run and this worker.
+        settings: Settings of the run and of this worker.
         data: Training data, equal on all workers: arrays [N, ...] in any nesting, or one
-            tf.data.Dataset, keras.utils.PyDataset or ray.data.Dataset. Some values of the flag
-            partition use the last arrays as labels.
-        fit: Number of this use of the data in the script; None if unknown.
+            tf.data.Dataset, keras.utils.PyDataset or ray.data.Dataset. Some values of --partition
+            use the last arrays as labels.
+        fit: Number of this use of the data among the script's uses, which goes into shuffle seeds;
+            None if unknown.
 
     Returns:
         A tuple with the part of each array; for one array or dataset, its part alone.
 
     Raises:
-        ConfigurationError: The parts cannot be shown to be disjoint and complete, or a part is
-            empty.
+        ConfigurationError: The workers' parts cannot be shown to be disjoint and complete, or a
+            part is empty.
     """
     place = WorkerPlace.of(settings.run, settings.worker().id_worker)
     return part_of_data(tuple(data), dataclasses.replace(place, fit=fit))
 
 
 def needed_size(codec: Codec, num_train: int | None) -> int:
-    """Return the number of training examples; 0 if unknown and no codec needs the number.
+    """Return the number of training examples; 0 if it is unknown and the codec does not need it.
 
     Raises:
-        ConfigurationError: The codec warms up, and the number is missing.
+        ConfigurationError: The codec warms up over epochs, and the number of examples is missing.
     """
     warms_up = any(isinstance(wrapper, WarmUp) for wrapper in wrappers_of(codec))
     if warms_up and not num_train:

@@ -1,10 +1,11 @@
-"""Settings of user scripts: the names and rules of main.py's flags, in several forms.
+"""Settings of user scripts: Thinwire's command-line flags, in several forms.
 
-``args`` may be a namespace (argparse's, absl's FLAGS, any object with attributes), a mapping, or a
-list of ``--flag=value`` words; keyword arguments override ``args``. Settings that a script does not
-give come from the settings file that `thinwire run` writes for each worker, or else from
-THINWIRE_FLAGS. The worker's place in the run may come from TF_CONFIG or the variables of another
-cluster manager. A script without a place from any source trains alone (`source_of`).
+A script gives settings as ``args``: a namespace (argparse's, absl's FLAGS, any object with
+attributes), a mapping, or a list of ``--flag=value`` words. Keyword arguments override ``args``.
+Settings that a script does not give come from the settings file that `thinwire run` writes for each
+worker, or else from THINWIRE_FLAGS. The worker's place in the run (its id and the number of
+workers) may come from TF_CONFIG or the variables of a cluster manager. A script without a place
+from any source trains alone (`source_of`).
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from thinwire.supervisor import flags as supervisor_flags
 from thinwire.worker import flags as worker_flags
 from thinwire.worker.flags import WorkerFlags
 
-#: Value of `mode` that trains without a server, by plain momentum SGD.
+#: Value of the setting `mode` that trains without a server, by plain momentum SGD.
 LOCAL = "msgd"
-#: Mode names of DGS's published program -> Thinwire's names of the methods.
+#: Mode in DGS's published program -> Thinwire's name of the method.
 _MODES = {"gradient_sgd": "dgs", "aji": "gd", "sgd": LOCAL, LOCAL: LOCAL}
 
-#: Method -> flag of the momentum that the worker applies.
+#: Method -> name of the flag of the momentum that a worker applies.
 _MOMENTUM_FLAGS = {"dgs": "dgs_momentum", "dgc": "dgc_momentum"}
 
 _TOPICS = (
@@ -55,27 +56,29 @@ _TOPICS = (
     *worker_flags.TOPICS,
 )
 _OPTIONS: dict[str, Option] = {option.name: option for topic in _TOPICS for option in topic.options}
-#: Topics of a settings file of `thinwire run`, which also has flags that only nodes use.
+#: Topics (groups of flags) in a settings file of `thinwire run`, which also holds flags that only
+#: nodes without a script use.
 _LAUNCHED_TOPICS = (*_TOPICS, *observability.TOPICS, *supervisor_flags.TOPICS)
-#: Every flag of every role except --type_node: THINWIRE_FLAGS may be set for all nodes of a job.
+#: Topics with every flag of every role except --type_node. THINWIRE_FLAGS may hold flags of any
+#: role, because it may be set for all nodes of a job.
 ALL_TOPICS = (
     *_LAUNCHED_TOPICS,
     *launch.TOPICS,
     *simulator_flags.TOPICS,
     *advisor_flags.TOPICS,
 )
-#: Flags that a script of `thinwire run` may set itself: the flags affect only this worker or its
-#: data.
+#: Names of flags that a script under `thinwire run` may set itself, because these flags affect only
+#: its own worker or its data.
 _OWN = frozenset(option.name for option in worker_flags.WORKER.options) - {"id_worker"} | {
     "batch",
     "shard",
 }
-#: Settings that give a script a place in a run.
+#: Names of settings that give a script a place in a run, so that it does not train alone.
 _PLACES = frozenset({"id_worker", "nb_workers", "ip_PS", "port", "ps_hosts", "method", "mode"})
 LAUNCHER, ARGUMENTS, TF_CONFIG = "thinwire run", "arguments", "TF_CONFIG"
 
 _SUPERVISORS = "the Supervisor reads this flag; give it to main.py --type_node=Supervisor"
-#: Flag that a script must not give -> what to use instead.
+#: Name of a flag that a script must not give -> advice, for the error, what to use instead.
 _ELSEWHERE = {
     "device": "choose it with tf.config or CUDA_VISIBLE_DEVICES, before TensorFlow starts",
     "worker_threads": "choose them with tf.config.threading, before TensorFlow starts",
@@ -85,29 +88,29 @@ _ELSEWHERE = {
     "target": _SUPERVISORS,
     "target_accuracy": _SUPERVISORS,
 }
-#: Flag of the model or data that a script brings itself -> what to use instead.
+#: Name of a flag for the model or data, which a script brings itself -> what to use instead.
 _OWN_MODEL_AND_DATA = script_flags.OWN_MODEL_AND_DATA
-#: Flag that a script of `thinwire run` must not give -> what to use instead.
+#: Name of a flag that a script under `thinwire run` must not give -> what to use instead.
 _OF_SCRIPTS = script_flags.NEVER | dict.fromkeys(
     itertools.chain(*script_flags.OPTIMIZER.values()), script_flags.COMPILED
 )
-#: Names that are often arguments of the script itself: in a namespace they are not Thinwire flags.
+#: Names that are often a script's own arguments: in a namespace they do not set Thinwire's flags.
 _OFTEN_OF_SCRIPTS = dict.fromkeys(("epochs", "seed", "iter_max", "max_seconds"), "")
-#: Similarity, as difflib computes it, above which a name counts as a misspelled flag.
+#: Similarity to a flag's name, as difflib computes it, above which a name counts as a misspelling.
 _SIMILAR = 0.8
 
 
 @dataclasses.dataclass(frozen=True)
 class ScriptSettings:
-    """Validated settings of a script.
+    """Validated settings of a script: the run that it joins, and its flags.
 
     Attributes:
         run: Settings of the run as a whole.
-        values: All settings, as flags.
+        values: All settings of the process, as values of Thinwire's flags.
         given: Names of the settings that the script itself gave.
         local: True in mode msgd, which has no server.
-        source: Source of this process's place in the run: "thinwire run", "arguments", "TF_CONFIG",
-            "Slurm", "torchrun", "Kubernetes" or "THINWIRE_FLAGS".
+        source: Origin of this process's place (worker id) in the run: "thinwire run", "arguments",
+            "TF_CONFIG", "Slurm", "torchrun", "Kubernetes" or "THINWIRE_FLAGS".
     """
 
     run: Run
@@ -122,21 +125,22 @@ class ScriptSettings:
         return self.source == LAUNCHER
 
     def worker(self) -> WorkerFlags:
-        """Return the settings of a worker. Raises ConfigurationError."""
+        """Return the flags that only a worker has. Raises ConfigurationError."""
         return worker_flags.read(self.run.nb_workers, self.values)
 
     def shard(self) -> PsFlags:
-        """Return the settings of a PS. Raises ConfigurationError."""
+        """Return the flags that only a PS shard has. Raises ConfigurationError."""
         ps_flags.check(self.run, self.values)
         return ps_flags.read(self.run.addresses, self.values)
 
 
 def source_of(args: Any, keywords: Mapping[str, Any]) -> str | None:
-    """Return the source of this process's place in a run; None if the process trains alone.
+    """Return the origin of this process's place in a run; None if the process trains alone.
 
     Args:
-        args: Settings in any form that `read_settings` accepts; non-empty `args` give a place.
-        keywords: Settings by keyword; only the names in `_PLACES` give a place.
+        args: Settings in any form that `read_settings` accepts. Non-empty `args` always give the
+            process a place in a run.
+        keywords: Settings by keyword. Only the names in `_PLACES` give the process a place.
 
     Raises:
         ConfigurationError: The settings file or the environment variables cannot be read.
@@ -151,14 +155,14 @@ def source_of(args: Any, keywords: Mapping[str, Any]) -> str | None:
 
 
 def _position() -> tuple[str, ClusterPosition | None] | None:
-    """Return the environment variables that give this process a place, and the place.
+    """Return the origin of this process's place in a run, and the place, from the environment.
 
-    The place is None if THINWIRE_FLAGS gives it by --id_worker. The result is None if the
-    environment gives no place.
+    The place is None if THINWIRE_FLAGS gives it by --id_worker. The whole result is None if no
+    environment variable gives a place.
 
     Raises:
-        ConfigurationError: The variables cannot be read, or THINWIRE_FLAGS and another variable
-            both number the worker.
+        ConfigurationError: The variables cannot be read, or THINWIRE_FLAGS and a cluster manager's
+            variables both contain the worker's id.
     """
     place = tf_config.parse(os.environ.get("TF_CONFIG", ""))
     position = (TF_CONFIG, place) if place is not None else schedulers.position(os.environ)
@@ -186,14 +190,15 @@ def read_settings(
     Args:
         args: A namespace, a mapping, a list of ``--flag=value`` words, or None.
         keywords: Settings given by keyword, which override `args`.
-        type_node: "PS" or "Worker".
-        builds_model: True if the process builds its model and data from flags.
-        defaults: Defaults that replace main.py's defaults, by flag name.
-        momentum: Momentum of the worker, written to the method's momentum flag; None: not set.
+        type_node: Role of the process: "PS" or "Worker".
+        builds_model: True if the process builds its model and data from flags, not from a script.
+        defaults: Flag name -> default that replaces the flag's own default.
+        momentum: Momentum that the worker applies, for the method's momentum flag; None: the flag
+            keeps its value.
 
     Raises:
-        ConfigurationError: A name is unknown, a value is illegal, or values contradict each other
-            or the settings of `thinwire run`.
+        ConfigurationError: A setting's name is unknown, its value is illegal, or settings
+            contradict each other or the settings of `thinwire run`.
     """
     from thinwire.runtime.malloc import keep_freed_memory
 
@@ -248,7 +253,11 @@ def read_settings(
 
 
 def _fill_place(values: flags.FlagValues, type_node: str) -> str | None:
-    """Set the place from environment variables; return their source, or None without a place."""
+    """Set the flags of this process's place in the run from environment variables.
+
+    Returns:
+        Origin of the place, for example "Slurm"; None if no variable gives a place.
+    """
     position = _position()
     if position is None:
         return None
@@ -259,10 +268,10 @@ def _fill_place(values: flags.FlagValues, type_node: str) -> str | None:
 
 
 def _environment_words(elsewhere: Mapping[str, str]) -> list[str]:
-    """Return the words of THINWIRE_FLAGS that are for a script.
+    """Return those flags in THINWIRE_FLAGS that a script may have, as ``--flag=value`` words.
 
     Args:
-        elsewhere: Flag that a script must not give -> what to use instead.
+        elsewhere: Name of a flag that a script must not give -> what to use instead.
 
     Raises:
         ConfigurationError: THINWIRE_FLAGS is not a list of flags.
@@ -281,12 +290,12 @@ def _environment_words(elsewhere: Mapping[str, str]) -> list[str]:
 
 
 def _launched_settings(launched: LaunchedScript, words: Sequence[str]) -> ScriptSettings:
-    """Return the settings of `thinwire run`, with the script's own settings merged in.
+    """Return the settings that `thinwire run` passes, with the script's own settings merged in.
 
     Raises:
         ConfigurationError: A setting of the script contradicts a flag of `thinwire run`.
     """
-    # The evaluator connects with the Supervisor's certificate.
+    # A script that only evaluates connects with the Supervisor's certificate, not a worker's.
     values = _new_values("Supervisor" if launched.evaluates else "Worker", _LAUNCHED_TOPICS)
     script_values = _new_values("Worker")
     _parse(values, launched.flags)
@@ -307,7 +316,7 @@ def _launched_settings(launched: LaunchedScript, words: Sequence[str]) -> Script
 
 
 def _as_names(args: Any, elsewhere: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Return `args` as settings by name, and as a list of words; one of the two is empty."""
+    """Return `args` as (settings by name, list of words); one of the two containers is empty."""
     if args is None:
         return {}, []
     if isinstance(args, str):
@@ -323,10 +332,10 @@ def _as_names(args: Any, elsewhere: Mapping[str, str]) -> tuple[dict[str, Any], 
 
 
 def _of_namespace(args: Any, elsewhere: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-    """Yield the Thinwire flags that a namespace sets, with their values.
+    """Yield (name, value) of the Thinwire flags that a namespace object sets.
 
-    Attributes that are not Thinwire flags belong to the script and are skipped. A name that is
-    nearly a Thinwire flag is treated as a misspelling.
+    Attributes that are not Thinwire flags belong to the script and are skipped. An attribute whose
+    name is very similar to a Thinwire flag is rejected as a misspelling.
 
     Raises:
         ConfigurationError: `args` has no attributes, or an attribute is a misspelled flag.
@@ -365,7 +374,11 @@ def _check_name(name: str, elsewhere: Mapping[str, str]) -> None:
 
 
 def _translate_mode(named: dict[str, Any]) -> bool:
-    """Replace `mode` and `method` by --method, in place; return True for mode msgd (no server)."""
+    """Replace the settings `mode` and `method` by the flag --method, in place.
+
+    Returns:
+        True for mode msgd, which has no server.
+    """
     modes = {str(named.pop(name)).lower() for name in ("mode", "method") if name in named}
     if len(modes) > 1:
         raise ConfigurationError(
@@ -388,10 +401,10 @@ def _translate_mode(named: dict[str, Any]) -> bool:
 
 
 def _give_momentum(values: flags.FlagValues, momentum: float) -> None:
-    """Set the method's flag for the momentum on the worker.
+    """Set the method's flag of the momentum that the worker applies.
 
     Raises:
-        ConfigurationError: The method has no momentum on the worker.
+        ConfigurationError: Workers of this method apply no momentum.
     """
     name = _MOMENTUM_FLAGS.get(values.method)
     if name is not None:
@@ -411,7 +424,7 @@ def _word(name: str, value: Any) -> str:
 
 
 def _new_values(type_node: str, topics: Sequence[Topic] = _TOPICS) -> flags.FlagValues:
-    """Return a new set of flags with their defaults, separate from the process's FLAGS."""
+    """Return a new set of flags with default values, separate from absl's global FLAGS."""
     values = flags.FlagValues()
     flags.DEFINE_enum(
         "type_node",
@@ -421,7 +434,7 @@ def _new_values(type_node: str, topics: Sequence[Topic] = _TOPICS) -> flags.Flag
         flag_values=values,
         module_name="Run",
     )
-    values["type_node"].present = 1  # TF_CONFIG may number this node but must not change its role
+    values["type_node"].present = 1  # TF_CONFIG may set this node's id, not its role
     define(*topics, flag_values=values)
     return values
 

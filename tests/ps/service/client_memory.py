@@ -1,7 +1,8 @@
-"""Upper bound on the memory that one client can occupy in a shard: the sum of its limits.
+"""Upper bound on the memory of a shard that one client can occupy: the sum of the client's limits.
 
-The bound is the worst case of an admitted hostile client. An honest worker has one request at a
-time and occupies a small part of this memory. The buffers of gRPC are not counted.
+The bound is the worst case of a hostile client that was admitted. An honest worker has one
+unanswered request at a time and occupies a small part of this memory. The buffers of gRPC are not
+counted.
 """
 
 from __future__ import annotations
@@ -18,39 +19,44 @@ from thinwire.ps.service.backlog import MOST_QUEUED_BYTES, MOST_QUEUED_REQUESTS
 from thinwire.ps.service.connections import KEPT_PER_WORKER
 from thinwire.ps.service.stream_reader import MAX_DOCUMENT_BYTES
 
-#: Messages of one stream in memory: one arrives, one waits for the reader, the reader handles one.
+#: Messages of one stream that are in memory together: gRPC receives one, one waits for the reader,
+#: and the reader handles one.
 _NUM_MESSAGES = 3
-#: Copies of a bulk connection's bytes while TLS encrypts or decrypts: received bytes, sent bytes,
-#: and OpenSSL's copy of received and sent bytes.
+#: Copies of the bytes on a client's bulk connection while TLS encrypts or decrypts: received bytes,
+#: sent bytes, and OpenSSL's copy of the received and of the sent bytes.
 _TLS_COPIES = 4
 _VALUE_BYTES = 4
-#: Size of one entry of a decoded update: an int64 position and a float32 value.
+#: Bytes of one entry of a decoded update: an int64 position and a float32 value.
 _ENTRY_BYTES = 12
-#: Extra bytes for each value while an update is decoded: its blocks before they are joined. The
-#: worst case is a chunk of one value, with position, code, edge and scales.
+#: Additional bytes for each value while an update is decoded, for its blocks before they are
+#: joined. The worst case is a chunk of one value, with a position, a code, a bucket edge and
+#: scales.
 _DECODING_BYTES = 25
-#: Size of one entry of a reply: the gathered entry and its coded position.
+#: Bytes of one entry of a reply: the gathered entry and its encoded position.
 _REPLY_ENTRY_BYTES = 16
-#: Pushes of one worker that wait for a round: the newest push, and a push that the worker gave up.
+#: Pushes of one worker that wait for a round: the newest push, and a push that the worker has given
+#: up.
 _NUM_WAITING_PUSHES = 2
 
 
 def client_memory(layout: ShardLayout, aux_count: int, limits: Limits) -> dict[str, int]:
-    """Return the most bytes that a shard stores for one client, by kind of data.
+    """Return the most bytes that a shard stores for one client: kind of data -> bytes.
 
     Args:
-        layout: Layout of the shard.
+        layout: Layout of the shard: the slices of variables that it holds.
         aux_count: Number of additional values in each push, for example moving statistics.
-        limits: Limits of one client.
+        limits: Limits on the messages and replies of one client.
     """
     size = layout.size
-    # A push contains the gradient with the additional values, and the script's changes of weights.
+    # A push contains the gradient with the additional values, and the changes that the script makes
+    # to weights outside the optimizer.
     payload = payload_limit(layout, aux_count) + payload_limit(layout)
     update = 2 * _ENTRY_BYTES * size
-    num_replies = limits.waiting_replies + MOST_QUEUED_REQUESTS + 1  # plus one that is being sent
+    # the added 1 is the reply that is being sent
+    num_replies = limits.waiting_replies + MOST_QUEUED_REQUESTS + 1
     return {
         "messages that arrive": _NUM_MESSAGES * MAX_MESSAGE_BYTES,
-        "half a handshake of the bulk connection": 2 * MOST_HANDSHAKE_BYTES,  # OpenSSL copies it
+        "half a handshake of the bulk connection": 2 * MOST_HANDSHAKE_BYTES,  # 2: OpenSSL copies it
         "buffers of the bulk connection": most_buffer_bytes() + _TLS_COPIES * PIECE_BYTES,
         "a payload assembled from messages and decoded": (
             payload + update + _DECODING_BYTES * size

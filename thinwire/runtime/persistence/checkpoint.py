@@ -1,4 +1,4 @@
-"""Checkpoints on disk: every role saves its state as plain data in the same format.
+"""Checkpoints on disk: PS, worker and Supervisor save their state as plain data in one format.
 
 A checkpoint is a directory ``<sequence>-step-<step>`` with two files: ``arrays.bin`` (the raw
 bytes of every array, aligned to 64 bytes) and ``manifest.json`` (format version, step, the tree of
@@ -6,10 +6,10 @@ plain values, and the dtype, shape, offset and CRC-32 of every array). The check
 under a temporary name, synced and renamed. So a process killed at any moment leaves either the
 whole checkpoint or a temporary directory that the next save removes. Nothing is pickled.
 
-Checkpoints are ordered by sequence, not by step: after a return to an older checkpoint, the
-checkpoints of abandoned later steps must not be taken for the newest.
+Checkpoints are ordered by sequence number, not by training step: after a run has returned to an
+older checkpoint, the checkpoints of the abandoned later steps must not count as the newest.
 
-Before a save the disk must have enough free space; after the save everything is synced.
+A save first checks that the disk has enough free space, and ends when all files are synced.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from thinwire.runtime.persistence.state_format import (
 
 
 def check_free_space(folder: pathlib.Path, needed_bytes: int) -> None:
-    """Reject a write that does not fit on the disk, before it takes space other processes need.
+    """Reject a write that does not fit on the disk, before it takes space that others need.
 
     Raises:
         OSError: With ENOSPC, if the disk has fewer than ``needed_bytes`` free bytes.
@@ -59,7 +59,7 @@ def sync(file: IO[Any]) -> None:
 
 
 def sync_directory(path: pathlib.Path) -> None:
-    """Wait until the names in a directory are on the disk, not only the files' contents."""
+    """Wait until the directory's entries are on the disk: syncing a file does not sync its name."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -81,14 +81,15 @@ class DamagedCheckpointError(ValueError):
 
 
 class CheckpointStore(abc.ABC):
-    """Storage of one node's checkpoints.
+    """Interface of the storage of one node's checkpoints.
 
-    `Checkpoints` uses a folder, `StoredCheckpoints` an object store.
+    `Checkpoints` stores checkpoints in a folder, `StoredCheckpoints` in an object store.
 
     Attributes:
         keep: Number of newest checkpoints to keep, at least 1.
-        num_skipped: Number of damaged checkpoints newer than the loaded checkpoint.
-        generation_before: Highest generation claimed so far; -1 if no generation was claimed.
+        num_skipped: Number of damaged checkpoints newer than the checkpoint that was loaded.
+        generation_before: Highest generation (number of a process that has claimed this storage)
+            so far; -1 if no process has claimed the storage.
     """
 
     keep: int
@@ -97,43 +98,43 @@ class CheckpointStore(abc.ABC):
 
     @abc.abstractmethod
     def claim(self, generation: int, owner: str) -> bool:
-        """Make this process the only writer; fence the processes of earlier generations.
+        """Make this process the only writer of the storage; fence (end) earlier writers.
 
         Args:
-            generation: Generation of this process, above `generation_before`.
-            owner: Description of this process, for the error messages of a fenced process.
+            generation: Number of this process among the writers, above `generation_before`.
+            owner: Description of this process, for the error of a writer that it replaces.
 
         Returns:
-            True if the claim succeeded. False if another process has written since this store was
-            loaded; the caller must load again.
+            True if the claim succeeded. False if another process has written to the storage since
+            this process loaded its checkpoints: the caller must load them again.
         """
 
     @abc.abstractmethod
     def take_over(self, owner: str) -> None:
-        """Make this process the only writer, even if another process has written since the load.
+        """Make this process the storage's only writer, even if another process has just written.
 
         Args:
-            owner: Description of this process, for the error messages of a fenced process.
+            owner: Description of this process, for the error of a writer that it replaces.
         """
 
     @abc.abstractmethod
     def save(self, step: int, state: State) -> object:
-        """Write a state; the checkpoint is whole and durable when the call returns.
+        """Write a node's state as a checkpoint, which is whole and durable when the call returns.
 
         The state must not change during the call: pass ``copy_state(state)`` to save on another
         thread.
 
         Raises:
             TypeError: The state holds a value that is not plain data; the message names its place.
-            OSError: The storage failed.
-            Fenced: A process of a higher generation has claimed the storage.
+            OSError: The checkpoint's files cannot be written.
+            Fenced: A newer process has claimed the storage.
         """
 
     @abc.abstractmethod
     def load_latest(self) -> tuple[int, State] | None:
         """Return (step, state) of the newest whole checkpoint, or None if no checkpoint exists.
 
-        A damaged checkpoint is skipped with a warning, and the checkpoint before it is tried.
+        A damaged checkpoint is skipped with a warning, and the next older checkpoint is loaded.
 
         Raises:
             ConfigurationError: Another version of Thinwire wrote the newest whole checkpoint.
@@ -141,36 +142,36 @@ class CheckpointStore(abc.ABC):
 
     @abc.abstractmethod
     def load_values(self) -> State | None:
-        """Return the newest state with zeros instead of its arrays; None if no state exists.
+        """Return the newest checkpoint's state with a zero instead of each array; None without one.
 
-        The bytes of the arrays are not read.
+        The bytes of the arrays are not read, so that the call is fast.
 
         Raises:
-            ConfigurationError: Another version of Thinwire wrote the newest state.
+            ConfigurationError: Another version of Thinwire wrote the newest checkpoint.
         """
 
     @abc.abstractmethod
     def load_all(self) -> list[State]:
-        """Return the states of all whole checkpoints, oldest first; damaged ones are logged."""
+        """Return the states of all whole checkpoints, oldest first; log damaged checkpoints."""
 
     @abc.abstractmethod
     def discard(self, owner: str) -> None:
-        """Remove all checkpoints; a process that writes to this storage now is fenced.
+        """Remove all checkpoints of the storage; fence (end) a process that still writes to it.
 
         Args:
-            owner: Description of this process, for the error messages of a fenced process.
+            owner: Description of this process, for the error of a writer that it replaces.
         """
 
 
 class Fenced(ConfigurationError):
-    """A process of a higher generation has claimed the storage; the message names the process."""
+    """A newer process has claimed this process's storage; the message names the newer process."""
 
 
 class Checkpoints(CheckpointStore):
     """Checkpoints of one node in a directory that only this node uses.
 
-    The directory's lock (`thinwire.runtime.run.lock`) excludes other processes, so `claim` has
-    nothing to do.
+    The directory's lock (`thinwire.runtime.run.lock`) excludes other writing processes, so `claim`
+    has nothing to do.
 
     Args:
         directory: Directory of the checkpoints; created if missing.
@@ -184,20 +185,20 @@ class Checkpoints(CheckpointStore):
         self.keep = keep
 
     def claim(self, generation: int, owner: str) -> bool:
-        """Return True: the directory's lock excludes other writers."""
+        """Return True without an action: the directory's lock excludes other writing processes."""
         return True
 
     def take_over(self, owner: str) -> None:
-        """Do nothing: the directory's lock excludes other writers."""
+        """Do nothing: the directory's lock excludes other writing processes."""
 
     def discard(self, owner: str) -> None:
-        """Remove the directory with all checkpoints."""
+        """Remove the directory with all checkpoints of this node."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def save(self, step: int, state: State) -> pathlib.Path:
-        """Write a state as the newest checkpoint.
+        """Write a node's state as its newest checkpoint.
 
-        If the save fails, its files are removed, because other processes need the space.
+        If the save fails, its files are removed, because other processes need the disk space.
 
         Returns:
             Directory of the new checkpoint.
@@ -241,7 +242,7 @@ class Checkpoints(CheckpointStore):
         return None
 
     def load_values(self) -> State | None:
-        """Return the newest state with zeros instead of its arrays; None if no state exists."""
+        """Return the newest checkpoint's state with a zero for each array; None without one."""
         for _, path in reversed(self._found()):
             try:
                 state: State = decode_values(_read_content(path)["tree"])
@@ -251,7 +252,7 @@ class Checkpoints(CheckpointStore):
         return None
 
     def load_all(self) -> list[State]:
-        """Return the states of all whole checkpoints, oldest first; damaged ones are logged."""
+        """Return the states of all whole checkpoints, oldest first; log damaged checkpoints."""
         states = []
         for _, path in self._found():
             try:
@@ -262,7 +263,7 @@ class Checkpoints(CheckpointStore):
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> tuple[int, State]:
-        """Read the checkpoint at ``path`` with the function ``load``."""
+        """Read and check the checkpoint in the directory ``path``; return (step, state)."""
         return load(path)
 
     def _found(self) -> list[tuple[int, pathlib.Path]]:
@@ -273,10 +274,10 @@ class Checkpoints(CheckpointStore):
         return sorted((int(match[1]), path) for match, path in matches if match and path.is_dir())
 
     def _prune(self) -> None:
-        """Remove checkpoints older than the newest ``keep``, and leftovers of killed saves."""
+        """Remove checkpoints older than the newest ``keep``, and the files of killed saves."""
         for _, path in self._found()[: -self.keep]:
-            # Rename first: if the process is killed during the removal, a directory with missing
-            # files must not have the name of a finished checkpoint.
+            # Rename the directory before its removal: if the process is killed during the removal,
+            # a directory with missing files must not have the name of a finished checkpoint.
             doomed = path.with_name(_TEMPORARY_PREFIX + path.name)
             os.rename(path, doomed)
         for leftover in self.directory.glob(_TEMPORARY_PREFIX + "*"):
@@ -284,10 +285,10 @@ class Checkpoints(CheckpointStore):
 
 
 def load(path: str | os.PathLike[str]) -> tuple[int, State]:
-    """Read the checkpoint at ``path`` and check every byte of it.
+    """Read the checkpoint in the directory ``path``, and verify the checksum of every array.
 
     Returns:
-        (step, state); the arrays are new and writable.
+        (step, state): the training step, and the saved state with new, writable arrays.
 
     Raises:
         DamagedCheckpointError: The checkpoint is damaged; the message has the path and the defect.
@@ -309,7 +310,7 @@ def load(path: str | os.PathLike[str]) -> tuple[int, State]:
 
 
 def copy_state(value: Any) -> Any:
-    """Return a deep copy of plain state; fast enough to run between two updates."""
+    """Return a deep copy of a node's plain state; fast enough to run between two updates."""
     if isinstance(value, dict):
         return {key: copy_state(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -320,7 +321,7 @@ def copy_state(value: Any) -> Any:
 def _write_arrays(
     path: pathlib.Path, arrays: list[NDArray[Any] | FrozenArray]
 ) -> list[dict[str, Any]]:
-    """Write the arrays' bytes, synced to disk, and return their records for the manifest."""
+    """Write and sync the bytes of the arrays; return the arrays' records for the manifest."""
     written = ArrayBytes(arrays)
     with open(path, "wb") as file:
         for piece in written:
@@ -330,10 +331,10 @@ def _write_arrays(
 
 
 def _read_content(path: pathlib.Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint's directory."""
+    """Return the content of the manifest in a checkpoint's directory."""
     content = read_manifest((path / _MANIFEST).read_bytes(), _MANIFEST)
-    # Not a DamagedCheckpointError: the checkpoint is whole, and a return to an older checkpoint
-    # would lose its training progress.
+    # Another format version is not a DamagedCheckpointError: the checkpoint is whole, and a return
+    # to an older checkpoint would lose training progress.
     if content["format"] != FORMAT_VERSION:
         raise ConfigurationError(
             f"{path} is a checkpoint of format {content['format']!r}, and this version of "

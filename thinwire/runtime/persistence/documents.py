@@ -1,8 +1,8 @@
-"""Frozen dataclasses sent as JSON: written strictly, and read with a check of every field.
+"""Documents: frozen dataclasses that nodes exchange as JSON, with a check of every field read.
 
-Metrics documents come from other hosts, so the reader does not trust them: unknown, missing or
-ill-typed fields, NaN, numbers of absurd size, control characters and deep nesting all raise
-ValueError with the place and the value.
+Documents come from other hosts, so the reader does not trust them. Unknown, missing or ill-typed
+fields, NaN, numbers above 1e300, control characters and deep nesting raise a ValueError that
+names the field and the value.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ _Dataclass = typing.TypeVar("_Dataclass")
 _Found = typing.TypeVar("_Found")
 _LARGEST_COUNT = 2**63 - 1
 _LONGEST_TEXT = 1000
-#: Largest magnitude of a number in a document. The sum of many numbers must be finite, too.
+#: Largest magnitude of a number in a document: the sum of many allowed numbers must be finite.
 LARGEST_NUMBER = 1e300
 _DEEPEST_NESTING = 16
 
 
 class Document:
-    """Base class of dataclasses that are written and read as JSON."""
+    """Base class of dataclasses that nodes send and files store as JSON."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields of the document as plain JSON values."""
+        """Return field name -> plain JSON value for the fields of this document."""
         return to_dict(self)
 
     def to_json(self) -> str:
-        """Return the document as one line of JSON."""
+        """Return this document as one line of JSON."""
         return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
 
     @classmethod
     def from_dict(cls: type[_DocumentType], values: Any, where: str = "") -> _DocumentType:
-        """Build the document from parsed JSON and check every field; raises ValueError."""
+        """Build a document from parsed JSON and check every field; raises ValueError."""
         return from_dict(cls, values, where)
 
     @classmethod
     def from_json(cls: type[_DocumentType], text: str | bytes) -> _DocumentType:
-        """Parse and check a document from an untrusted source; raises ValueError."""
+        """Parse and check the JSON of a document from an untrusted source; raises ValueError."""
         return cls.from_dict(parse_json(text))
 
 
 def to_dict(document: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass as plain JSON values.
+    """Return field name -> plain JSON value for the fields of a dataclass.
 
     The fields are counts (ints of 0 to 2**63 - 1), floats, strings, and lists, dicts and
     dataclasses of these types. A field annotated ``float | None`` is written as null if its value
@@ -98,7 +98,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def write_json_atomically(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
-    """Write ``document`` so that readers see the old file or the whole new one, never a part.
+    """Write ``document`` as JSON so that readers see the old file or the whole new file.
 
     Raises:
         ValueError: The document holds NaN or infinity, which JSON cannot express.
@@ -109,7 +109,7 @@ def write_json_atomically(path: str | os.PathLike[str], document: Mapping[str, A
 
 
 def _once(find: Callable[[Any], _Found]) -> Callable[[Any], _Found]:
-    """Cache a function of classes or annotations; the cache is unbounded because they are few."""
+    """Cache a function of dataclasses or annotations, without a bound because these are few."""
     return functools.cache(find)
 
 
@@ -119,7 +119,7 @@ _kind_arguments: Callable[[Any], Any] = _once(typing.get_args)
 
 @_once
 def _kinds(cls: Any) -> dict[str, Any]:
-    """Return the field names and resolved annotations of a dataclass, in order."""
+    """Return field name -> resolved annotation of a dataclass, in the order of the fields."""
     hints = typing.get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
@@ -151,7 +151,7 @@ def _write(value: Any, kind: Any, where: str) -> Any:
 
 
 def _read(value: Any, kind: Any, where: str) -> Any:
-    """Check ``value`` against the annotation ``kind``, and return it in that type."""
+    """Check a JSON value against the field's annotation ``kind``; return it in that type."""
     if kind is Any:
         return check_plain(value, where)
     if _is_optional(kind):
@@ -199,8 +199,8 @@ def _read_scalar(value: Any, kind: Any, where: str) -> Any:
             _refuse(where, value, "a count from 0 to 2**63 - 1")
         return value
     if kind is float and type(value) in (int, float):
-        # Compare before converting: float() and isfinite() raise OverflowError for an int larger
-        # than any float.
+        # Compare the number before converting it: float() and isfinite() raise OverflowError for an
+        # int larger than any float.
         if abs(value) > LARGEST_NUMBER or not math.isfinite(value):
             _refuse(where, value, "a finite number")
         return float(value)
@@ -213,10 +213,10 @@ def is_name(text: str) -> bool:
 
 
 def check_plain(value: Any, where: str, depth: int = _DEEPEST_NESTING) -> Any:
-    """Check free-form JSON, for example the report of a policy about itself.
+    """Check a JSON value without a declared type, for example the report of a policy.
 
     Raises:
-        ValueError: A value is not allowed; the message has its place and the value.
+        ValueError: A document may not hold this value; the message names its field and the value.
     """
     if depth == 0:
         raise ValueError(f"{where} is nested more than {_DEEPEST_NESTING} deep")
@@ -241,8 +241,8 @@ def _is_optional(kind: Any) -> bool:
 
 
 def _refuse(where: str, value: Any, expected: str) -> NoReturn:
-    # ascii() because an attacker may have chosen the value, and the message goes to a log or a
-    # terminal, which would interpret control characters.
+    # Escape the value with ascii(): an attacker may have chosen it, and the error message goes to a
+    # log or a terminal, which would interpret control characters.
     shown = f"{value.bit_length()} bits" if type(value) is int and value > 2**64 else ascii(value)
     raise ValueError(f"{where} is {shown:.80}, expected {expected}")
 

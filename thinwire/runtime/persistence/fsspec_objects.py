@@ -1,13 +1,14 @@
 """Object storage at an address of `fsspec`, for example ``s3://bucket/folder``.
 
-Only this module imports `fsspec` and the package of the protocol, and only for an address with a
-remote protocol. Credentials come from the places where the protocol's own tools look for them (for
-S3: the variables ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_ENDPOINT_URL``, a profile,
-the host's role). The address never holds credentials, because logs and flag files show it.
+Only this module imports `fsspec` and the package of a storage protocol, and only for an address
+with a remote protocol. Credentials come from the places where the protocol's own tools look for
+credentials (for S3: the variables ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` and
+``AWS_ENDPOINT_URL``, a profile, the host's role). The address never holds credentials, because logs
+and flag files show the address.
 
-A conditional request, which the storage decides atomically, excludes two concurrent writers. So
-only protocols with an `fsspec` package that sends conditional requests are supported. Listings are
-never cached.
+A conditional request ("create this object unless it exists") keeps two processes from writing the
+same object. So only protocols with an `fsspec` package that sends conditional requests are
+supported. Listings of objects are never cached.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from thinwire.runtime.persistence.object_store import (
     StorageError,
 )
 
-#: Protocol -> package that implements the protocol and its conditional creation of objects.
+#: Protocol of an address -> package that implements the protocol with conditional requests.
 PACKAGES = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -38,28 +39,28 @@ PACKAGES = {
     "abfss": "adlfs",
     "az": "adlfs",
 }
-#: Time limits of one attempt while a node starts, in seconds: a wrong address must fail soon.
+#: Time limits of a storage request while a node starts, in seconds: a wrong address must fail soon.
 _AT_START: Mapping[str, Any] = {"connect_timeout": 3, "read_timeout": 10}
-#: Time limits of one attempt while a node runs, in seconds.
+#: Time limits of a storage request after a node has started, in seconds.
 _LATER: Mapping[str, Any] = {"connect_timeout": 5, "read_timeout": 60}
-#: Number of attempts while a node starts.
+#: Number of attempts of a storage request while a node starts.
 _ATTEMPTS_AT_START = 2
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|CREDENTIAL|ACCESS_KEY|ACCOUNT_KEY", re.IGNORECASE)
-_LEAST_SECRET = 6  # characters; masking the text of shorter values would garble messages
+_LEAST_SECRET = 6  # characters; masking a shorter secret would garble the messages
 _LARGEST_REQUEST = 5 << 30  # largest single upload request of S3, in bytes
 
 
 def open_objects(address: str, flag: str, is_start: bool = False) -> ObjectStore:
-    """Return the storage at an address, without reading or writing there.
+    """Return the object store at an address, without reading or writing an object.
 
     Args:
-        address: Folder, or address of `fsspec`.
+        address: Path of a folder, or address of `fsspec` such as ``s3://bucket/folder``.
         flag: Name of the flag that holds the address, for messages.
-        is_start: True to use short time limits and few attempts, while a node starts.
+        is_start: True while a node starts: use short time limits and few attempts.
 
     Raises:
-        ConfigurationError: The address cannot hold objects.
+        ConfigurationError: The address is malformed or its protocol is not supported.
     """
     scheme = _SCHEME.match(address)
     protocol = scheme[1].lower() if scheme else "file"
@@ -84,8 +85,8 @@ def open_objects(address: str, flag: str, is_start: bool = False) -> ObjectStore
             f"example {protocol}://bucket/runs/first."
         )
     files = _filesystem(address, protocol, flag, is_start)
-    # Above the chunk size s3fs uploads an object in several requests. A process killed between the
-    # requests would leave an unfinished upload behind.
+    # s3fs uploads an object larger than the chunk size in several requests. A process killed
+    # between these requests would leave an unfinished upload in the storage.
     options = {"chunksize": _LARGEST_REQUEST} if PACKAGES[protocol] == "s3fs" else {}
     return FsspecObjects(files, address.rstrip("/"), options)
 
@@ -126,12 +127,12 @@ def without_secrets(error: BaseException) -> str:
 
 
 class FsspecObjects(ObjectStore):
-    """Objects in a file system of `fsspec`; one request writes an object, so no part can remain.
+    """Object store in a file system of `fsspec`; a single request writes a whole object.
 
     Args:
         filesystem: File system of `fsspec` that does not cache listings.
-        address: Address of the folder, with its protocol.
-        options: Options of every write request.
+        address: Address of the objects' folder, with its protocol.
+        options: Options that every write request passes to the file system.
     """
 
     def __init__(
@@ -171,7 +172,7 @@ class FsspecObjects(ObjectStore):
                 self._files.rm_file(self._path(name))
 
     def below(self, name: str) -> FsspecObjects:
-        """Return the part of this storage whose names begin with ``name/``."""
+        """Return an object store of the objects in this storage with names below ``name/``."""
         return FsspecObjects(self._files, f"{self.address}/{name}", self._options)
 
     def _path(self, name: str) -> str:

@@ -1,9 +1,9 @@
-"""Named objects at one address: the storage interface that snapshots and reports need.
+"""Object store: byte strings by name at one address, the storage of checkpoints and reports.
 
 An object is written whole or not written. `create` writes only if no object of the name exists: if
-two processes create the same name, the storage rejects one of them. `LocalObjects` stores objects
-in a folder, on a disk that several hosts may share. `thinwire.runtime.persistence.fsspec_objects`
-uses remote storage.
+two processes create the same name, the storage rejects one process. `LocalObjects` stores objects
+as files of a folder, on a disk that several hosts may share.
+`thinwire.runtime.persistence.fsspec_objects` stores objects in remote storage.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class ObjectMissingError(Exception):
 
 
 class ObjectStore(abc.ABC):
-    """Objects by name; a name may have slashes.
+    """Interface of a storage of byte strings (objects) by name; a name may have slashes.
 
-    Every method raises `StorageError` if the storage fails.
+    Every method of an object store raises `StorageError` if the storage fails.
 
     Attributes:
         address: Address of the storage, for messages.
@@ -52,8 +52,8 @@ class ObjectStore(abc.ABC):
         """Write an object if no object of this name exists.
 
         Raises:
-            ObjectExistsError: An object of this name exists. This call may have written it if the
-                storage's reply was lost and the request repeated: compare the object's bytes.
+            ObjectExistsError: An object of this name exists. If the storage's reply was lost and
+                the request repeated, this call wrote that object: compare the object's bytes.
         """
 
     @abc.abstractmethod
@@ -66,7 +66,7 @@ class ObjectStore(abc.ABC):
 
     @abc.abstractmethod
     def names(self) -> list[str]:
-        """Return the names of all objects, sorted, including leftovers of killed writers."""
+        """Return the names of all objects, sorted, with temporary files of killed writers."""
 
     @abc.abstractmethod
     def remove(self, names: Iterable[str]) -> None:
@@ -74,13 +74,13 @@ class ObjectStore(abc.ABC):
 
     @abc.abstractmethod
     def below(self, name: str) -> ObjectStore:
-        """Return the part of this storage whose names begin with ``name/``."""
+        """Return an object store of the objects in this storage with names below ``name/``."""
 
     def check(self) -> None:
-        """Test the storage: create an object, create it again (must fail), read, list, remove.
+        """Test the storage: create an object twice (the second must fail), read, list, remove it.
 
         Raises:
-            StorageError: An operation does not work; the message names the operation.
+            StorageError: A storage operation does not work; the message names the operation.
         """
         name, data = f"parts/probe-{secrets.token_hex(4)}", b"thinwire"
         self.create(name, data)
@@ -104,7 +104,7 @@ class ObjectStore(abc.ABC):
 
 
 class LocalObjects(ObjectStore):
-    """Objects as files of a folder; a file is written under a temporary name, synced and renamed.
+    """Object store in a folder: each object is a file, written under a temporary name and renamed.
 
     Args:
         folder: Folder of the objects; created when the first object is written.
@@ -125,7 +125,7 @@ class LocalObjects(ObjectStore):
         """Write an object if no object of this name exists; raises ObjectExistsError."""
         with self._failures(name):
             temporary, path = self._write(name, data)
-            # A hard link fails if the name exists; a rename would replace the other writer's file.
+            # A hard link to an existing name fails; a rename would replace another writer's file.
             try:
                 os.link(temporary, path)
             except FileExistsError as error:
@@ -143,7 +143,7 @@ class LocalObjects(ObjectStore):
                 raise ObjectMissingError(name) from error
 
     def names(self) -> list[str]:
-        """Return the names of all objects, sorted, including leftovers of killed writers."""
+        """Return the names of all objects, sorted, with temporary files of killed writers."""
         with self._failures(""):
             paths = self._folder.rglob("*")
             return sorted(str(p.relative_to(self._folder)) for p in paths if p.is_file())
@@ -155,7 +155,7 @@ class LocalObjects(ObjectStore):
                 (self._folder / name).unlink(missing_ok=True)
 
     def below(self, name: str) -> LocalObjects:
-        """Return the part of this storage whose names begin with ``name/``."""
+        """Return an object store of the objects in this storage with names below ``name/``."""
         return LocalObjects(self._folder / name)
 
     def _write(self, name: str, data: bytes) -> tuple[pathlib.Path, pathlib.Path]:

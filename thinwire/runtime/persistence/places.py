@@ -1,4 +1,4 @@
-"""Storage of a PS's checkpoints: the run directory, or the address of --checkpoint_dir."""
+"""Storage of a PS's checkpoints: a folder of the run directory, or the address --checkpoint_dir."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from thinwire.runtime.persistence.object_store import StorageError
 from thinwire.runtime.persistence.published_files import CLAIMS, PublishedFiles
 from thinwire.runtime.persistence.stored_checkpoints import StoredCheckpoints
 
-CHECKPOINTS, REPORTS = "checkpoint_dir", "report_dir"  # flags
+CHECKPOINTS, REPORTS = "checkpoint_dir", "report_dir"  # names of the flags with storage addresses
 _NODE = re.compile(r"(ps-\d+(?:-ended)?)/.*")
 
 
 def checkpoints_at(
     address: str | None, node: str, folder: pathlib.Path, keep: int
 ) -> CheckpointStore:
-    """Return the store of a node's checkpoints.
+    """Return the storage of a node's checkpoints.
 
     Args:
-        address: Value of --checkpoint_dir. None: use ``folder``.
+        address: Value of --checkpoint_dir. None: store the checkpoints in ``folder``.
         node: Name of the node, for example ``ps-0``.
         folder: The node's checkpoint folder in the run directory.
         keep: Number of newest checkpoints to keep.
@@ -36,12 +36,12 @@ def checkpoints_at(
 
 
 def discard_checkpoints(address: str, node: str | None, owner: str) -> None:
-    """Remove the checkpoints at an address; a process that writes there is fenced.
+    """Remove the checkpoints at an address; fence (end) a process that still writes them.
 
     Args:
         address: Value of --checkpoint_dir.
-        node: Node of the checkpoints. None: remove the checkpoints of all nodes.
-        owner: Description of this process, for the error messages of a fenced process.
+        node: Name of the node whose checkpoints to remove, for example ``ps-0``. None: all nodes.
+        owner: Description of this process, for the error of a writer that it replaces.
 
     Raises:
         ConfigurationError: The storage failed.
@@ -58,11 +58,11 @@ def discard_checkpoints(address: str, node: str | None, owner: str) -> None:
 
 
 def discard_records(address: str, owner: str) -> None:
-    """Remove the records at an address; a Supervisor that publishes there is fenced.
+    """Remove the copies of a run's records at an address; fence (end) a Supervisor that copies.
 
     Args:
         address: Value of --report_dir.
-        owner: Description of this process, for the error messages of a fenced process.
+        owner: Description of this process, for the error of a writer that it replaces.
 
     Raises:
         ConfigurationError: The storage failed.
@@ -71,7 +71,7 @@ def discard_records(address: str, owner: str) -> None:
 
 
 def check_place(address: str, flag: str) -> None:
-    """Test an address before a run starts, so that the run does not fail at its first write.
+    """Test a storage address before a run starts, so that no later write fails.
 
     Args:
         address: Value of --checkpoint_dir or --report_dir.

@@ -1,7 +1,8 @@
-"""Copies of run directory files at a remote address, under the same names.
+"""Published files: copies of a run directory's files at a remote address, under the same names.
 
-A file is one object, which is written whole or not written. One process writes at a time: the
-process claims the address as `StoredCheckpoints` does, and checks its claim before each write.
+A published file is one object, which is written whole or not written. Only one process writes at
+an address: the process claims the address as `StoredCheckpoints` does, and checks its claim before
+each write.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from thinwire.runtime.persistence.object_store import ObjectStore, StorageError
 from thinwire.runtime.persistence.stored_checkpoints import StoredCheckpoints
 from thinwire.runtime.run.files import naming
 
-#: Prefix of the names of the claims.
+#: Prefix of the names of the claims, by which a process becomes the only writer of an address.
 CLAIMS = "supervisor"
 
 
 class PublishedFiles:
-    """Published files of one run at one address.
+    """Published files of one run: copies of its run directory's files in an object store.
 
     Args:
         store: Object store that only this run uses.
-        owner: Description of this process, for the error messages of a fenced process.
+        owner: Description of this process, for the error of a writer that it replaces.
     """
 
     def __init__(self, store: ObjectStore, owner: str) -> None:
@@ -34,7 +35,7 @@ class PublishedFiles:
         self._claims = StoredCheckpoints(store.below(CLAIMS), keep=1)
 
     def claim(self) -> None:
-        """Make this process the only writer; fence earlier processes.
+        """Make this process the only writer of the address; fence (end) earlier writers.
 
         Raises:
             ConfigurationError: The storage failed.
@@ -42,7 +43,7 @@ class PublishedFiles:
         self._claims.take_over(self._owner)
 
     def discard(self) -> None:
-        """Claim the address, and remove all published files.
+        """Make this process the only writer of the address, and remove all published files.
 
         Raises:
             ConfigurationError: The storage failed.
@@ -54,21 +55,21 @@ class PublishedFiles:
             raise ConfigurationError(f"{error}.") from error
 
     def put(self, files: Mapping[str, bytes]) -> None:
-        """Write files, one after the other.
+        """Publish files, one after the other.
 
         Args:
-            files: Name -> content.
+            files: Name in the run directory -> content of the file.
 
         Raises:
             StorageError: The storage failed.
-            Fenced: Another process has claimed the address.
+            Fenced: Another process has become the only writer of the address.
         """
         self._claims.check_owner()
         for name, data in files.items():
             self._store.put(name, data)
 
     def restore(self, folder: pathlib.Path) -> list[str]:
-        """Write the published files that a folder lacks into the folder; return their names.
+        """Write those published files into a folder that the folder lacks; return their names.
 
         Raises:
             ConfigurationError: The storage failed.

@@ -1,7 +1,8 @@
-"""Serialization of plain state: a tree of JSON values, and the raw bytes of the state's arrays.
+"""Serialization of a node's plain state: a tree of JSON values, and the raw bytes of its arrays.
 
 Arrays are stored one after the other, aligned to 64 bytes; every array has a CRC-32. The tree
-refers to an array by its number. A manifest is one line of JSON with a CRC-32. Nothing is pickled.
+refers to an array by its number. A manifest (the tree and the arrays' records) is one line of JSON
+with a CRC-32. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from numpy.typing import NDArray
 from thinwire.ops.frozen import FrozenArray
 
 _ALIGNMENT_BYTES = 64
-_ARRAY_KINDS = "biufc"  # bool, int, unsigned, float, complex: raw memory, never Python objects
+_ARRAY_KINDS = "biufc"  # dtype kinds stored: bool, int, unsigned, float, complex; no objects
 
 
 class StateEncoder:
-    """Encoder of state as JSON values.
+    """Encoder of a node's plain state as JSON values and a list of arrays.
 
     Attributes:
         arrays: Arrays and byte strings of the encoded state, in the order of their numbers.
@@ -32,14 +33,14 @@ class StateEncoder:
         self.arrays: list[NDArray[Any] | FrozenArray] = []
 
     def encode(self, value: Any, where: str) -> Any:
-        """Return the JSON form of ``value``; containers and arrays become tagged objects.
+        """Return the JSON form of a state; containers and arrays become JSON objects with a tag.
 
         Args:
-            value: Plain state.
-            where: Place of the value in the state, for error messages.
+            value: Plain state: None, numbers, texts, arrays, and containers of these.
+            where: Place of the value within the whole state, for error messages.
 
         Raises:
-            TypeError: The value is not plain data.
+            TypeError: The value is not plain data; the message names its place.
         """
         if value is None or type(value) in (bool, int, str):
             return value
@@ -80,7 +81,7 @@ class StateEncoder:
 
 
 def decode_state(value: Any, arrays: list[NDArray[Any]]) -> Any:
-    """Return the state that ``StateEncoder.encode`` has encoded as ``value`` and ``arrays``."""
+    """Return the state that ``StateEncoder.encode`` has encoded as a tree ``value`` and arrays."""
     if isinstance(value, list):
         return [decode_state(item, arrays) for item in value]
     if not isinstance(value, dict):
@@ -102,20 +103,20 @@ def decode_state(value: Any, arrays: list[NDArray[Any]]) -> Any:
 
 
 class _NoArrays(list[NDArray[Any]]):
-    """Placeholder for arrays that were not read: every item is a zero."""
+    """List that stands for a state's arrays when they are not read: every item is a zero."""
 
     def __getitem__(self, number: Any) -> Any:
-        """Return a zero."""
+        """Return a zero instead of the array of this number."""
         return np.zeros(())
 
 
 def decode_values(value: Any) -> Any:
-    """Decode state like ``decode_state``, with a zero instead of every array."""
+    """Return the state of an encoded tree ``value``, with a zero instead of every array."""
     return decode_state(value, _NoArrays())
 
 
 class ArrayBytes:
-    """Concatenated bytes of arrays; iterate once.
+    """Iterable over the concatenated bytes of a state's arrays; iterate only once.
 
     Attributes:
         records: Manifest records (dtype, shape, offset and CRC-32) of the arrays yielded so far.
@@ -126,7 +127,7 @@ class ArrayBytes:
         self._arrays = arrays
 
     def __iter__(self) -> Iterator[memoryview]:
-        """Yield the bytes of the arrays with padding; frozen arrays are yielded in small pieces."""
+        """Yield the arrays' bytes, padded to 64 bytes; yield a frozen array in small pieces."""
         end = 0
         for array in self._arrays:
             gap = -end % _ALIGNMENT_BYTES
@@ -148,16 +149,16 @@ def _pieces(array: NDArray[Any] | FrozenArray) -> Iterable[memoryview]:
 def read_arrays(
     file: IO[bytes], file_bytes: int, name: str, records: list[dict[str, Any]]
 ) -> list[NDArray[Any]]:
-    """Read arrays and check their checksums; lengths are checked before allocation.
+    """Read a state's arrays and verify their checksums; check lengths before allocating memory.
 
     Args:
-        file: File of the arrays, at any position.
+        file: File with the bytes of the arrays; its position does not matter.
         file_bytes: Size of the file, in bytes.
         name: Name of the file, for messages.
-        records: Manifest records that `ArrayBytes` made.
+        records: Records of the arrays from the manifest, which `ArrayBytes` made.
 
     Raises:
-        ValueError, KeyError, TypeError: The records or the bytes are damaged.
+        ValueError, KeyError, TypeError: The arrays' records or bytes are damaged.
     """
     arrays = []
     for number, record in enumerate(records):
@@ -176,22 +177,22 @@ def read_arrays(
 
 
 def canonical(content: dict[str, Any]) -> bytes:
-    """Return the JSON text of a manifest's content, over which the checksum is computed."""
+    """Return a manifest's content as the JSON text over which its checksum is computed."""
     return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
 
 
 def manifest_bytes(content: dict[str, Any]) -> bytes:
-    """Return a manifest with its checksum."""
+    """Return the bytes of a manifest: its content and the content's checksum, as JSON."""
     text = canonical(content)
     return b'{"crc32":%d,"content":%b}\n' % (zlib.crc32(text), text)
 
 
 def read_manifest(data: bytes, name: str) -> dict[str, Any]:
-    """Return a manifest's content.
+    """Return the content of a manifest after checking its checksum.
 
     Args:
-        data: Bytes that `manifest_bytes` made.
-        name: Name of the file, for messages.
+        data: Bytes of the manifest, which `manifest_bytes` made.
+        name: Name of the manifest's file, for messages.
 
     Raises:
         ValueError, KeyError, TypeError: The manifest is damaged.

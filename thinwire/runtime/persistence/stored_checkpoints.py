@@ -1,23 +1,23 @@
 """Checkpoints in an object store, which has no rename and which several hosts can write.
 
-A node has two kinds of objects:
+A node has two kinds of objects in the store:
 
-- ``parts/TOKEN-UPLOAD-I.bin``: the bytes of a checkpoint's arrays, in pieces;
-- ``log/NUMBER.json``: an entry of the log. A *snapshot* entry is a manifest with the size and
-  CRC-32 of every part. The snapshot entry is written after the parts, so a checkpoint is whole as
-  soon as its entry exists. A *claim* entry names the new writer, with a generation above all
-  earlier generations.
+- ``parts/TOKEN-UPLOAD-I.bin``: a part, which is a piece of the bytes of a checkpoint's arrays;
+- ``log/NUMBER.json``: an entry of the node's log. A *snapshot* entry is the manifest of one
+  checkpoint, with the size and CRC-32 of every part. It is written after the parts, so a checkpoint
+  is whole as soon as its snapshot entry exists. A *claim* entry names the process that becomes the
+  only writer, with a generation number above all earlier generations.
 
-Entries have consecutive numbers, and an entry is created only if its number is not taken. A writer
-has read every earlier entry. So if two processes write, the storage rejects the entry of one
-process: a process that was suspended and has been replaced finds the claim of its successor under
-the number that its own next entry needs. The check and the write are one request, so no other
-write can come between them.
+Log entries have consecutive numbers, and an entry is created only if its number is not taken. A
+writer has read every earlier entry. So if two processes write, the storage rejects the entry of one
+process: a suspended process that was replaced finds the claim of its successor under the number
+that its own next entry needs. The check of the number and the write are one request, so no write of
+another process can come between them.
 
-The removal of old entries frees their numbers, which a suspended process could then create. So a
-writer lists the log after each write, and is fenced by any higher number. Parts that no entry names
-are leftovers of interrupted uploads; the writer removes the leftovers after each write and when it
-starts.
+The removal of old log entries frees their numbers, which a suspended process could then create. So
+a writer lists the log after each write, and stops if an entry has a higher number than its own.
+Parts that no log entry names are leftovers of interrupted uploads; the writer removes these
+leftovers after each write and when it starts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from thinwire.runtime.persistence.state_format import (
 )
 
 FORMAT_VERSION = 1
-#: Largest part, in bytes: an upload needs little memory in addition to the state.
+#: Largest size of a part of a checkpoint, in bytes: a small part needs little memory in an upload.
 PART_BYTES = 16 << 20
 _ENTRY = re.compile(r"log/(\d{9,})\.json")
 _SNAPSHOT, _CLAIM = "snapshot", "claim"
@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """Log entry of a number. An entry that cannot be read counts as a damaged snapshot."""
+    """Entry of the checkpoint log. An entry that cannot be read counts as a damaged snapshot."""
 
     number: int
     content: dict[str, Any] | None
@@ -68,7 +68,7 @@ class _Entry:
 
     @property
     def parts(self) -> list[str]:
-        """Names of the part objects that the entry refers to."""
+        """Names of the objects with the checkpoint's array bytes; empty for a claim entry."""
         records = self.content.get("parts", []) if self.content else []
         return [str(part["name"]) for part in records]
 
@@ -83,7 +83,7 @@ class StoredCheckpoints(CheckpointStore):
     Args:
         store: Object store that only this node uses.
         keep: Number of newest checkpoints to keep, at least 1.
-        part_bytes: Size of the largest part, in bytes.
+        part_bytes: Largest size of an object with array bytes, in bytes.
     """
 
     def __init__(self, store: ObjectStore, keep: int = 3, part_bytes: int = PART_BYTES) -> None:
@@ -91,11 +91,11 @@ class StoredCheckpoints(CheckpointStore):
             raise ValueError(f"keep is {keep}, expected at least 1 checkpoint to keep")
         self.keep = keep
         self._store, self._part_bytes = store, part_bytes
-        self._token = secrets.token_hex(4)  # marks the entries and parts of this process
+        self._token = secrets.token_hex(4)  # marks this process's log entries and parts
         self._num_uploads = 0
-        self._number = 0  # number of the newest entry that this process has read or written
+        self._number = 0  # number of the newest log entry that this process has read or written
         self._generation, self._owner = -1, ""
-        self._entries: list[_Entry] = []  # snapshots in the storage, oldest first
+        self._entries: list[_Entry] = []  # log entries of checkpoints, oldest first
 
     @property
     def address(self) -> str:
@@ -106,7 +106,7 @@ class StoredCheckpoints(CheckpointStore):
         """Return (step, state) of the newest whole checkpoint, or None if no checkpoint exists.
 
         Raises:
-            ConfigurationError: The storage failed, or another version of Thinwire wrote there.
+            ConfigurationError: The storage failed, or another version of Thinwire wrote the log.
         """
         self._read_log()
         self.num_skipped = 0
@@ -119,24 +119,24 @@ class StoredCheckpoints(CheckpointStore):
         return None
 
     def load_values(self) -> State | None:
-        """Return the newest state with zeros instead of its arrays; None if no state exists.
+        """Return the newest checkpoint's state with a zero instead of each array; None without one.
 
         Raises:
-            ConfigurationError: The storage failed, or another version of Thinwire wrote there.
+            ConfigurationError: The storage failed, or another version of Thinwire wrote the log.
         """
         self._read_log()
         for entry in reversed(self._entries):
             try:
                 return decode_values(entry.content["tree"]) if entry.content else None
             except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-                _log.debug("entry %d cannot be read: %s", entry.number, error)
+                _log.debug("entry %d of the checkpoint log cannot be read: %s", entry.number, error)
         return None
 
     def load_all(self) -> list[State]:
-        """Return the states of all whole checkpoints, oldest first; damaged ones are logged.
+        """Return the states of all whole checkpoints, oldest first; log damaged checkpoints.
 
         Raises:
-            ConfigurationError: The storage failed, or another version of Thinwire wrote there.
+            ConfigurationError: The storage failed, or another version of Thinwire wrote the log.
         """
         self._read_log()
         states = []
@@ -148,7 +148,7 @@ class StoredCheckpoints(CheckpointStore):
         return states
 
     def claim(self, generation: int, owner: str) -> bool:
-        """Write a claim entry; return False if another process has written since the load.
+        """Claim the storage by a log entry; return False if another process wrote since the load.
 
         Raises:
             ConfigurationError: The storage failed.
@@ -156,20 +156,20 @@ class StoredCheckpoints(CheckpointStore):
         return self._claim(generation, owner, begins_anew=False)
 
     def take_over(self, owner: str) -> None:
-        """Write a claim entry, after reading entries that other processes write meanwhile.
+        """Claim the storage by a log entry; first read entries that other processes still write.
 
         Raises:
-            ConfigurationError: The storage failed, or another version of Thinwire wrote there.
+            ConfigurationError: The storage failed, or another version of Thinwire wrote the log.
         """
         self._take_over(owner, begins_anew=False)
 
     def discard(self, owner: str) -> None:
-        """Remove all checkpoints.
+        """Remove all checkpoints of this node.
 
-        Entry numbers and generations continue, so that a process which still writes is fenced.
+        Entry numbers and generations do not restart, so a process that still writes is rejected.
 
         Raises:
-            ConfigurationError: The storage failed, or another version of Thinwire wrote there.
+            ConfigurationError: The storage failed, or another version of Thinwire wrote the log.
         """
         self._take_over(owner, begins_anew=True)
 
@@ -192,7 +192,7 @@ class StoredCheckpoints(CheckpointStore):
         return True
 
     def save(self, step: int, state: State) -> None:
-        """Upload the parts of a state, then write its snapshot entry.
+        """Upload the array bytes of a state in parts, then write the log entry of its checkpoint.
 
         The next save removes the parts that an interrupted save has uploaded.
         """
@@ -215,14 +215,15 @@ class StoredCheckpoints(CheckpointStore):
         while not self._create(number, content):
             if not self._is_own(number):
                 raise self._fenced()
-            # The entry is from an earlier save of this process: the storage created the entry, but
-            # its reply was lost and the save failed. So the number is taken without a takeover.
+            # The entry of this number is from an earlier save of this process: the storage created
+            # the entry, but its reply was lost and the save failed. So no other process has claimed
+            # the storage, and the save continues with the next number.
             number = self._number = number + 1
         self._entries.append(_Entry(number, content))
         self._collect()
 
     def _upload(self, written: ArrayBytes) -> Iterator[dict[str, Any]]:
-        """Write the parts under new names; yield the manifest record of every part."""
+        """Write the array bytes in parts with new names; yield every part's manifest record."""
         self._num_uploads += 1
         for index, data in enumerate(_joined(written, self._part_bytes)):
             name = f"parts/{self._token}-{self._num_uploads}-{index}.bin"
@@ -230,7 +231,7 @@ class StoredCheckpoints(CheckpointStore):
             yield {"name": name, "bytes": len(data), "crc32": zlib.crc32(data)}
 
     def _create(self, number: int, content: dict[str, Any]) -> bool:
-        """Write an entry; return False if another entry has this number."""
+        """Write a log entry; return False if another process has written one of this number."""
         about = {"format": FORMAT_VERSION, "token": self._token}
         data = manifest_bytes({**about, **content})
         name = _name(number)
@@ -238,8 +239,8 @@ class StoredCheckpoints(CheckpointStore):
             self._store.create(name, data)
         except ObjectExistsError:
             try:
-                # Equal bytes: this call wrote the entry, but the storage's first reply was lost
-                # and the storage client repeated the request.
+                # If the existing entry has equal bytes, this call wrote it: the storage's first
+                # reply was lost, and the storage client repeated the request.
                 if self._store.get(name) != data:
                     return False
             except ObjectMissingError:
@@ -254,10 +255,10 @@ class StoredCheckpoints(CheckpointStore):
     # -- reading ----------------------------------------------------------------------------
 
     def _read_log(self) -> None:
-        """Read all entries; keep the snapshots after the newest claim that discards earlier ones.
+        """Read all log entries; keep the snapshots after the newest claim that discards snapshots.
 
         Raises:
-            ConfigurationError: The storage failed, or another version of Thinwire wrote there.
+            ConfigurationError: The storage failed, or another version of Thinwire wrote the log.
         """
         try:
             numbers = self._numbers(self._store.names())
@@ -275,7 +276,7 @@ class StoredCheckpoints(CheckpointStore):
                 self._entries.append(entry)
 
     def _read(self, number: int) -> _Entry:
-        """Return the entry of a number.
+        """Return the log entry of a number.
 
         Raises:
             ConfigurationError: Another version of Thinwire wrote the entry.
@@ -288,7 +289,7 @@ class StoredCheckpoints(CheckpointStore):
             if version == FORMAT_VERSION:
                 _check_entry(content)
         except ObjectMissingError:
-            return _Entry(number, None, "it has been removed")
+            return _Entry(number, None, "the log entry has been removed")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             return _Entry(number, None, f"{type(error).__name__}: {error}")
         if version != FORMAT_VERSION:
@@ -300,7 +301,7 @@ class StoredCheckpoints(CheckpointStore):
         return _Entry(number, content)
 
     def _load(self, entry: _Entry) -> tuple[int, State]:
-        """Read a checkpoint, and check every byte of it.
+        """Read a checkpoint, and verify the checksums of its parts and arrays.
 
         Raises:
             DamagedCheckpointError: The checkpoint is damaged; the message names the defect.
@@ -342,16 +343,16 @@ class StoredCheckpoints(CheckpointStore):
         return sorted(int(match[1]) for name in names if (match := _ENTRY.fullmatch(name)))
 
     def _check_owner(self, numbers: list[int]) -> None:
-        """Raise Fenced if another process has written an entry newer than the last one read."""
+        """Raise Fenced if another process has written an entry after the last one read."""
         if numbers and numbers[-1] > self._number and not self._is_own(numbers[-1]):
             raise self._fenced()
 
     def check_owner(self) -> None:
-        """Raise Fenced if another process has written since; StorageError if the listing fails."""
+        """Raise Fenced if another process has written to the log; StorageError if listing fails."""
         self._check_owner(self._numbers(self._store.names()))
 
     def _fenced(self) -> Fenced:
-        """Return the error that ends this process; it names the successor if its claim is found."""
+        """Return the error that names the process which has claimed this process's storage."""
         by, generation = "another process", "higher"
         try:
             for number in reversed(self._numbers(self._store.names())):
@@ -360,21 +361,24 @@ class StoredCheckpoints(CheckpointStore):
                     by, generation = content["owner"], str(content["generation"])
                     break
         except (StorageError, ConfigurationError) as error:
-            _log.warning("cannot read which process has taken over: %s", error)
+            _log.warning(
+                "the claim of the process that has taken over the checkpoints cannot be read: %s",
+                error,
+            )
         return Fenced(
             f"{self.address} has been taken over by {by}, as generation {generation}; this "
-            f"process ({self._owner}) is generation {self._generation}, and writes nothing there "
+            f"process ({self._owner}) is generation {self._generation}, and writes nothing to it "
             "any more. The run continues with the other process. If that is a mistake, stop the "
             "other process first, or give this process another address."
         )
 
     def _collect(self) -> None:
-        """Remove the oldest snapshots and the parts that no entry names; log storage failures."""
+        """Remove the oldest snapshots, and the parts that no entry names; log storage failures."""
         try:
             names = self._store.names()
-            # A process that was suspended may have created an entry under a number that its
-            # successor has freed: a higher number in the log fences the process. Otherwise its
-            # cleanup would also remove the successor's parts, which none of its entries names.
+            # A suspended process may have created an entry under a number that its successor has
+            # freed: a higher entry number in the log stops the process. Otherwise its cleanup would
+            # also remove the successor's parts, which none of its own entries names.
             self._check_owner(self._numbers(names))
             snapshots = self._entries[-self.keep :]
             first = snapshots[0].number if snapshots else self._number
@@ -383,7 +387,7 @@ class StoredCheckpoints(CheckpointStore):
                 match = _ENTRY.fullmatch(name)
                 if match is not None and int(match[1]) >= first:
                     needed.add(name)
-            # Remove entries before parts: an entry in the log must never name a missing part.
+            # Remove log entries before parts: an entry must never name a missing part.
             doomed = sorted(set(names) - needed, key=lambda name: not name.startswith("log/"))
             self._store.remove(doomed)
             self._entries = snapshots
@@ -396,7 +400,7 @@ def _name(number: int) -> str:
 
 
 def _check_entry(content: dict[str, Any]) -> None:
-    """Check the fields that every entry has; raises ValueError, KeyError or TypeError."""
+    """Check the fields that every log entry has; raises ValueError, KeyError or TypeError."""
     if content["kind"] not in (_SNAPSHOT, _CLAIM) or type(content["generation"]) is not int:
         raise ValueError("it is not a log entry")
     if content["kind"] == _SNAPSHOT:
@@ -406,7 +410,7 @@ def _check_entry(content: dict[str, Any]) -> None:
 
 
 def _joined(pieces: Iterable[memoryview], most_bytes: int) -> Iterator[bytes]:
-    """Yield the bytes of all pieces in parts of ``most_bytes``; the last part may be shorter."""
+    """Yield the bytes of all pieces as parts of ``most_bytes``; the last part may be shorter."""
     part = bytearray()
     for piece in pieces:
         remaining = piece.cast("B")

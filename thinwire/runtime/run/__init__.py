@@ -1,6 +1,6 @@
-"""A run as a whole: its settings, flags as data, its directory, its locks and its signals.
+"""A training run as a whole: its settings, flags as data, directory, locks and signals.
 
-All roles read the same `settings.Run`. The settings that must be equal on all nodes are its
-`fingerprint`. The tables of flags consist of `flags.Option`; only `thinwire.flags` uses a flag
-library. Import the modules directly: most users need only one of the small modules.
+All roles read the same settings (`settings.Run`). `fingerprint` lists the settings that must be
+equal on all nodes. The tables of flags consist of `flags.Option`; only `thinwire.flags` uses a flag
+library. Import these modules directly: most callers need only one of these small modules.
 """

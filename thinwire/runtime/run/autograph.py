@@ -1,8 +1,8 @@
 """Replacement of AutoGraph's source loader, so that TensorFlow writes no temporary files.
 
-TensorFlow's AutoGraph writes each piece of generated code to the folder of temporary files, imports
-the file, and removes the file when the interpreter ends. A killed process leaves all these files
-behind, and Python's compiled copies of the files stay even after a normal exit.
+TensorFlow's AutoGraph writes each piece of generated code to a temporary file, imports the file,
+and removes the file when the interpreter ends. A killed process leaves all these files behind.
+Python's compiled copies of the files stay even after a normal exit.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _NUMBERS = itertools.count(1)
 
 
 def keep_generated_code_in_memory() -> None:
-    """Replace AutoGraph's loader of source code; call this after TensorFlow is imported.
+    """Make AutoGraph load generated code from memory; call this after TensorFlow is imported.
 
-    A TensorFlow version without this loader function is left unchanged and writes its files.
+    In a TensorFlow version that lacks the loader function, nothing is replaced.
     """
     try:
         loader = importlib.import_module(_LOADER)
@@ -31,13 +31,13 @@ def keep_generated_code_in_memory() -> None:
 
 
 def _load_source(source: str, delete_on_exit: bool) -> tuple[types.ModuleType, str]:
-    """Return a module compiled from the source, and the file name that its frames show."""
+    """Return a module compiled from the source, and the file name that tracebacks show for it."""
     name = f"__autograph_generated_code{next(_NUMBERS)}"
     path = f"<{name}>"
     module = types.ModuleType(name)
     module.__file__ = path
-    # Tracebacks and `inspect` read the lines from this cache. An entry without a modification time
-    # is never checked against a file.
+    # Tracebacks and `inspect` read source lines from linecache. A cache entry without a
+    # modification time is never checked against a file.
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     exec(compile(source, path, "exec"), module.__dict__)
     sys.modules[name] = module

@@ -1,4 +1,4 @@
-"""Credentials of a node, and the protection they give its connections; no files, no sockets."""
+"""Credentials of a node (TLS certificate, token), and the protection of its connections by them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Protection:
-    """Protection of a connection against processes that are not nodes of this run."""
+    """Protection of a network connection against processes that are not nodes of the run."""
 
-    encrypted: bool = False  # True with TLS
-    authenticated: bool = False  # True if a client must show a certificate or the token
+    encrypted: bool = False  # True if the connection uses TLS
+    authenticated: bool = False  # True if a client must present a certificate or the token
 
 
 NOT_PROTECTED = Protection()
@@ -18,19 +18,19 @@ NOT_PROTECTED = Protection()
 
 @dataclasses.dataclass(frozen=True)
 class Credentials:
-    """A node's certificate, private key, trusted authority and token; empty if not configured.
+    """A node's TLS certificate, private key, trusted authority and token; empty if not configured.
 
-    `repr` hides every field, so that no log shows a secret.
+    `repr` hides every field of the credentials, so that no log shows a secret.
     """
 
-    certificate: bytes = dataclasses.field(default=b"", repr=False)  # PEM, with its chain
-    key: bytes = dataclasses.field(default=b"", repr=False)  # PEM private key
-    authority: bytes = dataclasses.field(default=b"", repr=False)  # PEM
+    certificate: bytes = dataclasses.field(default=b"", repr=False)  # certificate chain, PEM
+    key: bytes = dataclasses.field(default=b"", repr=False)  # node's private key, PEM
+    authority: bytes = dataclasses.field(default=b"", repr=False)  # trusted CA's certificate, PEM
     token: bytes = dataclasses.field(default=b"", repr=False)
 
     @property
     def protection(self) -> Protection:
-        """Protection of a server that listens with these credentials."""
+        """Protection that a server with these credentials gives its connections."""
         encrypted = bool(self.certificate)
         return Protection(encrypted, (encrypted and bool(self.authority)) or bool(self.token))
 

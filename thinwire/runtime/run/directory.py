@@ -1,6 +1,6 @@
 """Layout of a run directory, and the files that --overwrite removes (docs/reference/operations.md).
 
-`LogFile` is a node's log file. A full disk must not fill the screen with errors.
+`LogFile` is a node's log file, which does not report every log line that a full disk rejects.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from thinwire.runtime.run.lock import DirectoryLock
 
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
-#: Files and folders with the records of a run, which the Supervisor or Standalone writes.
+#: Files and folders in the run directory with the records of a run (metrics, summary, report).
 _RECORDS = (METRICS_FILE, SUMMARY_FILE, "best.keras", "report", "measure")
-#: Folders with one folder for each node.
+#: Folders of a run directory that contain one folder for each node.
 _NODE_FOLDERS = ("checkpoints", "tb")
 
-#: File with the failure of a script that could not report it to a PS, for example by os._exit.
+#: File with the failure of a script that ended (by os._exit, for example) without notifying a PS.
 _FAILURE_FILE = "failure.json"
-#: File with the flags and the script of `thinwire run`.
+#: File in the run directory with the flags and the script of `thinwire run`.
 LAUNCH_FILE = "launch.json"
 _LOCKS = "locks"
-#: Roles that write records.
+#: Roles that write the records of a run (`_RECORDS`).
 _RECORDERS = ("Supervisor", "Standalone", "Simulator")
-#: Roles that write checkpoints, one folder for each node.
+#: Roles that write checkpoints, each node into its own folder.
 _KEEPERS = ("PS", "Worker")
 
 
@@ -41,15 +41,15 @@ def checkpoints_of(run_dir: pathlib.Path, node: str) -> pathlib.Path:
 
 
 def scalars_of(run_dir: pathlib.Path, node: str) -> pathlib.Path:
-    """Return the folder of a node's TensorBoard files."""
+    """Return the folder of a node's TensorBoard files; `node` is for example ``worker-3``."""
     return run_dir / "tb" / node
 
 
 def lock_of(run_dir: pathlib.Path, role: str, number: int) -> DirectoryLock:
-    """Return the lock of the files that a node writes; the lock is not taken yet.
+    """Return the lock of the files that a node writes; the caller must still take the lock.
 
     Roles that write the records of a run (`_RECORDS`) share one lock. The lock file is outside the
-    folder that it protects, because --overwrite removes this folder.
+    folder that the lock protects, because --overwrite removes the protected folder.
     """
     if role in _RECORDERS:
         return DirectoryLock(run_dir / _LOCKS / "records.lock", run_dir)
@@ -59,7 +59,7 @@ def lock_of(run_dir: pathlib.Path, role: str, number: int) -> DirectoryLock:
 
 
 def node_locks(run_dir: pathlib.Path) -> list[DirectoryLock]:
-    """Return the locks of all nodes that have ever written to a run directory; no launchers."""
+    """Return the locks of all nodes, without launchers, that have written to a run directory."""
     names = ("records", "ps-*", "worker-*")
     paths = [path for name in names for path in (run_dir / _LOCKS).glob(f"{name}.lock")]
     return [DirectoryLock(path, run_dir) for path in sorted(paths)]
@@ -71,7 +71,7 @@ def lock_files(run_dir: pathlib.Path) -> list[pathlib.Path]:
 
 
 def launched_with(run_dir: pathlib.Path) -> dict[str, Any]:
-    """Return the launch document of `thinwire run`; empty if it is missing or cannot be read."""
+    """Return the flags and script (`LAUNCH_FILE`) of `thinwire run`; empty if unreadable."""
     try:
         document = json.loads((run_dir / LAUNCH_FILE).read_text())
         return dict(document)
@@ -80,7 +80,7 @@ def launched_with(run_dir: pathlib.Path) -> dict[str, Any]:
 
 
 def update_of_failure(run_dir: pathlib.Path) -> int | None:
-    """Return the update at which a failed run had started; None if no failure is recorded."""
+    """Return the update number at which a failed run had started; None without a failure record."""
     try:
         return int(json.loads((run_dir / _FAILURE_FILE).read_text())["begun_at"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -88,35 +88,35 @@ def update_of_failure(run_dir: pathlib.Path) -> int | None:
 
 
 def note_failure(run_dir: pathlib.Path, why: str, begun_at: int) -> None:
-    """Record that a run's script failed.
+    """Record in the run directory that a run's script failed.
 
     Args:
         run_dir: Directory of the run.
-        why: Description of the failure, for people.
-        begun_at: The update at which the failed process had started.
+        why: Description of the script's failure, for people.
+        begun_at: Update number at which the failed process had started to train.
     """
     text = json.dumps({"why": why, "begun_at": begun_at})
     (run_dir / _FAILURE_FILE).write_text(f"{text}\n")
 
 
 def forget_failure(run_dir: pathlib.Path) -> None:
-    """Remove the record that `note_failure` has written."""
+    """Remove the record of a script's failure that `note_failure` has written."""
     (run_dir / _FAILURE_FILE).unlink(missing_ok=True)
 
 
 def rounds_of(run_dir: pathlib.Path, worker: int) -> pathlib.Path:
-    """Return the file with the round records of a worker."""
+    """Return the file with the time records of a worker's rounds, for --measure."""
     return run_dir / "measure" / f"worker-{worker}.jsonl"
 
 
 def clear_node(run_dir: pathlib.Path, node: str) -> None:
-    """Remove the checkpoints and TensorBoard files of a node."""
+    """Remove a node's checkpoints and TensorBoard files; `node` is for example ``worker-3``."""
     for folder in _NODE_FOLDERS:
         shutil.rmtree(run_dir / folder / node, ignore_errors=True)
 
 
 def clear_records(run_dir: pathlib.Path) -> None:
-    """Remove the records that an earlier Supervisor wrote."""
+    """Remove the records (metrics, summary, report) that an earlier Supervisor wrote."""
     for name in _RECORDS:
         path = run_dir / name
         if path.is_dir():
@@ -126,7 +126,7 @@ def clear_records(run_dir: pathlib.Path) -> None:
 
 
 def clear(run_dir: pathlib.Path) -> None:
-    """Remove the files of an earlier run except logs and flags, which a new run overwrites."""
+    """Remove an earlier run's files, except logs and flag files, which a new run overwrites."""
     clear_records(run_dir)
     forget_failure(run_dir)
     for folder in _NODE_FOLDERS:
@@ -134,14 +134,15 @@ def clear(run_dir: pathlib.Path) -> None:
 
 
 class LogFile(logging.FileHandler):
-    """Log file that drops records while its disk is full, and writes again when it has space.
+    """Log file that drops log records while its disk is full.
 
-    The first lost record is reported. Where records are missing, the log has a line with their
-    number.
+    The first lost log record is reported. Where log records are missing, the file has a line with
+    their number.
 
     Args:
         path: Path of the log file.
-        report: Called with the sentence that reports the first loss. None: write it to stderr.
+        report: Called with the sentence that reports the first lost record. None: write the
+            sentence to stderr.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class LogFile(logging.FileHandler):
         super().__init__(path)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, after a line with the number of records missing before it."""
+        """Write a log record, after a line with the number of records lost before it."""
         before = self._num_missing
         if before and self.stream is not None:
             try:
@@ -165,14 +166,14 @@ class LogFile(logging.FileHandler):
         super().emit(record)
 
     def _open(self) -> io.TextIOWrapper:
-        """Open the file without a buffer: a buffer would keep and repeat failed writes."""
+        """Open the log file without a buffer: a buffer would keep and repeat failed writes."""
         binary = open(self.baseFilename, "ab", buffering=0)  # noqa: SIM115 - until it is closed
         return io.TextIOWrapper(
             cast(BinaryIO, binary), self.encoding or "utf-8", "backslashreplace", write_through=True
         )
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Report the first record that could not be written."""
+        """Report the first log record that could not be written."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
@@ -181,5 +182,5 @@ class LogFile(logging.FileHandler):
         if not self._was_reported:
             self._was_reported = True
             text = f"cannot write the log {self.baseFilename}: {error.strerror or error}"
-            with contextlib.suppress(OSError):  # stderr may fail, too
+            with contextlib.suppress(OSError):  # writing to stderr may fail, too
                 self._report(f"{text}. Records are missing there; this node continues.")

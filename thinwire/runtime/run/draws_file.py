@@ -1,4 +1,4 @@
-"""Reader and writer of the file of a run's draws: the workers of each round, one round a line."""
+"""Reader and writer of a run's draws: a file with the sampled workers of one round in each line."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from thinwire.ops.sync.drawn import format_draw, parse_draws
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.files import naming, read_bounded, replace_file
 
-#: Name of the file that a run writes into its run directory.
+#: Name of the file in the run directory into which a run writes its draws.
 DRAWS_NAME = "draws.txt"
 _HEAD = "# The workers of each round, one round a line, as --draws reads them.\n"
 
 
 def read_draws(path: str, nb_workers: int) -> tuple[tuple[int, ...], ...]:
-    """Read the workers of each round from the file that --draws names.
+    """Read the ids of the workers sampled for each round from the file that --draws names.
 
     Raises:
         ConfigurationError: The file cannot be read, or a line holds no worker ids.
@@ -32,9 +32,10 @@ def read_draws(path: str, nb_workers: int) -> tuple[tuple[int, ...], ...]:
 
 
 class DrawsFile:
-    """File of a run's draws, which --draws of another run repeats.
+    """File of a run's draws (sampled workers of each round), which another run repeats by --draws.
 
-    If a round is drawn again, or repeated after a restart, the new line replaces the old line.
+    If the workers of a round are drawn again, or the round is repeated after a restart, the new
+    line replaces the round's old line.
 
     Args:
         folder: The run directory.
@@ -42,11 +43,11 @@ class DrawsFile:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.path = folder / DRAWS_NAME
-        self._newest = 0  # number of the newest draw in the file
-        self._num_rounds = -1  # number of rounds in the file; -1: not known
+        self._newest = 0  # number of the newest draw that the file contains
+        self._num_rounds = -1  # number of rounds in the file; -1: unknown
 
     def record(self, draws: Sequence[Draw]) -> None:
-        """Write the draws that are not in the file yet.
+        """Write those draws that the file does not contain yet.
 
         Raises:
             OSError: The file cannot be written.

@@ -1,4 +1,4 @@
-"""Reading with a size limit, atomic replacement, and file names in errors, for a run's files."""
+"""Functions for a run's files: read with a size limit, replace atomically, name files in errors."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ MOST_BYTES = 1 << 20
 
 
 def read_bounded(path: str | pathlib.Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """Return a file's content.
+    """Return the content of a file that is not larger than a limit.
 
     Args:
         path: Path of the file, or of a link to it.
         most_bytes: Size limit of the file, in bytes.
 
     Raises:
-        OSError: The file cannot be read, is larger, or is not a regular file (a device or a pipe).
+        OSError: The file cannot be read, exceeds the limit, or is a device or a pipe.
     """
-    # O_NONBLOCK: without it, opening a named pipe waits for a writer.
+    # Without O_NONBLOCK, opening a named pipe would wait until a process writes to the pipe.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -36,7 +36,7 @@ def read_bounded(path: str | pathlib.Path, most_bytes: int = MOST_BYTES) -> byte
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Add this file's name to OSErrors of the block: a failed write does not name its file."""
+    """Add a file's name to OSErrors of the block: the error of a failed write names no file."""
     try:
         yield
     except OSError as error:
@@ -46,7 +46,7 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def replace_file(path: str | os.PathLike[str], content: str | bytes, durable: bool = False) -> None:
-    """Replace a file atomically: readers see the old file or the whole new file, never a part.
+    """Replace a file's content atomically: readers see the old or the whole new content.
 
     Args:
         path: Path of the file.
@@ -67,7 +67,7 @@ def replace_file(path: str | os.PathLike[str], content: str | bytes, durable: bo
         os.replace(temporary, path)
     except BaseException as error:
         if isinstance(error, OSError) and error.filename == str(temporary):
-            error.filename = str(path)  # the user knows this name, not the temporary name
+            error.filename = str(path)  # the error must not show the temporary name
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise

@@ -7,12 +7,13 @@ from thinwire.runtime.run.settings import Run
 
 
 def fingerprint(run: Run, offer: Offer | None = None) -> list[tuple[str, str]]:
-    """Return (name, value) of all settings that must be equal on two nodes, except the model.
+    """Return (name, value) rows of all settings, except the model, that must be equal on two nodes.
 
-    The rows of the script's offer are last: a PS without a model compares only the rows before.
+    The rows of the offer (the description of a script's model that a worker sends to the PS) are
+    last: a PS without a model compares only the rows before the offer's rows.
 
     Every worker computes the partition of the training set independently. If one worker computed
-    another partition, the workers would train on overlapping parts without an error.
+    another partition than the other workers, their data would overlap without an error.
     """
     data = run.data
     offered = [("model_from", FROM_WORKER)] if run.model_is_offered else []
@@ -29,7 +30,7 @@ def fingerprint(run: Run, offer: Offer | None = None) -> list[tuple[str, str]]:
 
 
 def _followed_by_workers(run: Run) -> list[tuple[str, str]]:
-    """Return the settings of a learning rate that workers compute between two exchanges."""
+    """Return the learning rate settings that workers need to compute it between two exchanges."""
     if not (run.method.takes_local_steps and run.schedule.goes_on_in_rounds):
         return []
     return [
@@ -41,7 +42,7 @@ def _followed_by_workers(run: Run) -> list[tuple[str, str]]:
 
 
 def shard_settings(run: Run, offer: Offer | None = None) -> list[tuple[str, str]]:
-    """Return (name, value) of settings that must be equal on all shards but not on workers."""
+    """Return (name, value) rows of settings that must be equal on all PS shards, not on workers."""
     return [
         ("learning_rate", str(run.schedule.learning_rate)),
         ("lr_schedule", run.schedule.text),

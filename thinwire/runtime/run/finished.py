@@ -1,4 +1,4 @@
-"""Checks if a run directory holds a finished run, and if that run has the present settings."""
+"""Checks if a run directory holds a finished run, and if its settings equal the current flags."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thinwire.runtime.run.resuming import OtherRun, first_setting, refusal
 from thinwire.runtime.run.script_target import ScriptTarget
 from thinwire.runtime.run.settings import LIMIT_REASONS, TARGET_REASONS, Run, is_finished
 
-#: Key of the run's `deciding_settings` in a summary or a checkpoint.
+#: Key of a run's `deciding_settings` in summary.json and in checkpoints.
 SETTINGS = "settings"
 _GROUPS = "sync.groups"
 
@@ -23,8 +23,8 @@ def deciding_settings(run: Run) -> dict[str, str]:
     """Return name -> value of the settings that determine the result of a run, except its limits.
 
     Flags come first under their own names, then values derived from flags. The number of workers
-    is not included, because it may change during a run. Paths are not included either: a file is
-    represented by a digest of its content.
+    is not included, because it may change during a run. Paths of files are not included either: a
+    digest of its content represents a file.
     """
     model, data = run.model, run.data
     flags = {
@@ -45,20 +45,20 @@ def deciding_settings(run: Run) -> dict[str, str]:
         "shard": data.shard,
         "nb_ps": run.nb_ps,
     }
-    if run.type_node == "Simulator":  # no worker joins a simulation later, and it is never resumed
+    if run.type_node == "Simulator":  # a simulation's number of workers never changes
         flags["nb_workers"] = run.nb_workers
     rows = [*flags.items(), *fingerprint(run), *shard_settings(run)]
     settings = {name: str(value) for name, value in rows if name not in LIMIT_REASONS}
     settings[_GROUPS] = _groups_of_any_size(run)
-    if run.nb_workers == 1:  # "all together" and "each alone" mean the same for one worker
+    if run.nb_workers == 1:  # one worker: "all together" and "each alone" are the same groups
         del settings[_GROUPS]
     return settings
 
 
 def resumed_settings(run: Run) -> dict[str, str]:
-    """Return the `deciding_settings` of training nodes, which a PS saves in its checkpoints.
+    """Return the settings of PS and workers that determine a run's result; checkpoints hold them.
 
-    The batch size of the workers is included; a Supervisor's batch size may differ.
+    The workers' batch size is included; the --batch_size of a Supervisor may differ.
     """
     training: dict[str, object] = {
         "clip_norm": run.clip_norm,
@@ -70,7 +70,7 @@ def resumed_settings(run: Run) -> dict[str, str]:
 
 
 def _groups_of_any_size(run: Run) -> str:
-    """Return the groups of workers; one group, and groups of one worker, without their numbers."""
+    """Return the groups of workers as text; two common groupings do not depend on nb_workers."""
     groups, workers = run.method.sync.groups, range(1, run.nb_workers + 1)
     if tuple(groups) == (tuple(workers),):
         return "all together"
@@ -80,7 +80,7 @@ def _groups_of_any_size(run: Run) -> str:
 
 
 def _content(path: str | None) -> str | None:
-    """Return the name and digest of a flag's file; the flag's value if it names no file."""
+    """Return name and digest of the file that a flag names; without a file the flag's value."""
     file = pathlib.Path(path) if path else None
     if file is None or not file.is_file():
         return path
@@ -88,15 +88,15 @@ def _content(path: str | None) -> str | None:
 
 
 def finished_summary(run: Run, script: Sequence[str] = ()) -> str | None:
-    """Return the stop reason in the run directory's summary.json if that run is finished.
+    """Return the stop reason in a run directory's summary.json; None if the run is not finished.
 
     Args:
-        run: The run's settings.
-        script: Path and arguments of the script that the workers run; empty if they run no script.
+        run: Settings of the run to start.
+        script: Path and arguments of the script that the workers run; empty without a script.
 
     Raises:
-        OtherRun: The directory holds a finished run with other settings or another script, and
-            --resume is not given.
+        OtherRun: The directory holds a finished run whose settings or script differ from the given
+            ones, and --resume is not given.
     """
     try:
         summary = json.loads((run.run_dir / SUMMARY_FILE).read_text())
@@ -106,7 +106,7 @@ def finished_summary(run: Run, script: Sequence[str] = ()) -> str | None:
     if reason is None:
         return None
     settings = summary.get(SETTINGS)
-    known = settings if isinstance(settings, dict) else {}
+    known = settings if isinstance(settings, dict) else {}  # none in early versions
     difference = first_setting(known, deciding_settings(run)) or _other_script(run, script)
     if difference is not None and run.resume:
         return None
@@ -141,12 +141,12 @@ def _other_script(run: Run, script: Sequence[str]) -> str | None:
 
 
 def has_evaluated_summary(run: Run, updates: int, reason: str | None) -> bool:
-    """Return True if summary.json describes this end of the run and has an evaluation.
+    """Return True if summary.json has an evaluation and describes the given end of the run.
 
     Args:
         run: The run's settings.
-        updates: Number of updates at the end of the run.
-        reason: Stop reason of the run.
+        updates: Number of updates that the run had applied at its end.
+        reason: Stop reason of the run; None if the run has none.
     """
     try:
         summary = json.loads((run.run_dir / SUMMARY_FILE).read_text())

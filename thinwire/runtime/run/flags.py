@@ -1,8 +1,8 @@
-"""Command-line flags as data: a flag is one line in the table of its package.
+"""Command-line flags as data: a flag is one line in a table of its package.
 
 A package's `flags.py` lists its flags under topics. `thinwire.flags.registration` registers the
-flags; no other module uses a flag library. A table reads like documentation and needs no imports.
-Flags that few people set are marked with `advanced`: only `--helpfull` shows them.
+flags; no other module uses a flag library. A table of flags reads like documentation and needs no
+imports. Flags that few users set are marked with `advanced`: only `--helpfull` lists these flags.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ Kind = Literal["switch", "integer", "number", "choice", "text", "list"]
 
 @dataclasses.dataclass(frozen=True)
 class FlagRule:
-    """Condition on a value beyond its type and bounds; None (not given) always fulfils it."""
+    """Condition on a flag's value next to type and bounds; None (flag not given) fulfils it."""
 
     holds: Callable[[Any], bool]
-    sentence: str  # text of the error after "--name "
+    sentence: str  # error message of a violated rule, which follows "--name "
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One flag."""
+    """One command-line flag."""
 
     kind: Kind
     name: str
-    default: Any  # None: the flag is unset unless given
-    text: str  # the line of --help; unit and default are added to it
-    unit: str = ""  # seconds, Mbit/s, fraction ...; the kind of text for a text flag
-    low: float | None = None  # inclusive lower bound of an integer or number
-    high: float | None = None  # inclusive upper bound of an integer or number
-    values: tuple[str, ...] = ()  # values of a choice
+    default: Any  # value if the flag is not given; None: the flag is then unset
+    text: str  # description in --help, to which unit and default are added
+    unit: str = ""  # unit of a number (seconds, Mbit/s, ...); kind of text of a text flag
+    low: float | None = None  # inclusive lower bound of a numeric flag; None: no bound
+    high: float | None = None  # inclusive upper bound of a numeric flag; None: no bound
+    values: tuple[str, ...] = ()  # allowed words of a choice flag
     rule: FlagRule | None = None
-    unset: str = ""  # description of the behavior if the flag is unset
-    is_advanced: bool = False  # shown by --helpfull, not by --help
+    unset: str = ""  # for --help: what happens if the flag is unset
+    is_advanced: bool = False  # True: only --helpfull lists the flag, --help does not
 
     @property
     def values_and_default(self) -> str:
-        """Accepted values and the default, for the help text.
+        """Accepted values and the default of the flag, for the help text.
 
         >>> number("pause", 10.0, "Time between two looks.", "seconds").values_and_default
         'seconds; default 10'
@@ -53,19 +53,19 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class Topic:
-    """Flags that --help shows together."""
+    """Topic: a group of flags that --help lists under one heading."""
 
     title: str
     options: tuple[Option, ...]
 
 
 def advanced(*options: Option) -> tuple[Option, ...]:
-    """Return the flags, marked as shown by --helpfull only: ``(*advanced(...), switch(...))``."""
+    """Return flags that only --helpfull lists: ``FLAGS = (*advanced(...), switch(...))``."""
     return tuple(dataclasses.replace(option, is_advanced=True) for option in options)
 
 
 def switch(name: str, text: str, default: bool | None = False, unset: str = "") -> Option:
-    """Return a switch flag; `unset` describes the meaning of the default None."""
+    """Return a boolean flag; `unset` describes what happens with the default None."""
     return Option("switch", name, default, text, unset=unset)
 
 
@@ -130,7 +130,7 @@ def numbers_per_worker(name: str, default: str, text: str, unit: str) -> Option:
 
 
 def above_zero(advice: str = "") -> FlagRule:
-    """Return the rule that a number must be above 0."""
+    """Return the rule that a flag's number must be above 0; the error ends with `advice`."""
     return FlagRule(lambda value: value > 0, "must be above 0" + (f"; {advice}" if advice else ""))
 
 
@@ -141,7 +141,7 @@ def _are_numbers(values: list[str]) -> bool:
         return False
 
 
-#: Rule of a list of numbers that may be empty.
+#: Rule of a flag whose value is a list of numbers or empty.
 ARE_NUMBERS_OR_NONE = FlagRule(
     lambda values: not values or _are_numbers(values), "takes numbers, such as 4,2,1"
 )

@@ -1,4 +1,4 @@
-"""Writer of proposed groups of workers, and of their shares of the data, for a later run."""
+"""Writer of files with proposed groups of workers and fractions of the data, for a later run."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ SHARES_NAME = "data_sharding.txt"
 
 
 def write_groups(folder: pathlib.Path, groups: Groups, speeds: Mapping[int, float]) -> str:
-    """Write a groups file and a data-sharding file.
+    """Write a file of worker groups and a file of the workers' fractions of the data.
 
     Args:
         folder: The run directory.
         groups: Groups of all workers.
-        speeds: Worker -> samples per second; workers without a measurement are missing.
+        speeds: Worker id -> samples per second; a worker without a measurement has no entry.
 
     Returns:
-        The flags with which another run uses the files.
+        The flags by which another run uses the two files.
     """
     measured = "".join(f"#   worker {w}: {speed:.4g}\n" for w, speed in sorted(speeds.items()))
     head = f"# Proposed from measured samples per second:\n{measured}"

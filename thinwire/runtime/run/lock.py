@@ -1,19 +1,19 @@
 """Lock that lets one process at a time write a node's files; the kernel frees it at process exit.
 
-The lock is ``flock`` on a file that stays open while the process writes. A file with a process
-number in it would remain after ``kill -9``. The lock is not a POSIX record lock (``lockf``), for
-two reasons. A record lock does not exclude a second owner in the same process (two servers in one
-script). And the process loses a record lock as soon as it closes *any* descriptor of the file, even
-a descriptor that only read the owner's name.
+The lock is ``flock`` on a lock file that stays open while the process writes the node's files. A
+file with a process number would remain after ``kill -9``. The lock is not a POSIX record lock
+(``lockf``), for two reasons. A record lock does not exclude a second owner in the same process (two
+servers in one script). And a process loses a record lock as soon as it closes *any* descriptor of
+the lock file, even a descriptor that only read the owner's name.
 
 The disadvantage of ``flock`` is that a fork shares the lock: a forked child (``multiprocessing``)
-would keep a dead owner's lock. So a forked child closes its copy of the descriptor immediately.
-This does not free the lock, because the owner's descriptor is still open. An executed program never
-has the descriptor (O_CLOEXEC). Over NFS the kernel turns ``flock`` into a lock that other hosts see
-(Linux 2.6.12), for which the file must be open for writing.
+would keep a dead owner's lock. So a forked child closes its copy of the lock file's descriptor
+immediately. The owner keeps the lock, because its own descriptor is still open. An executed program
+never has the descriptor (O_CLOEXEC). Over NFS the kernel turns ``flock`` into a lock that other
+hosts see (Linux 2.6.12); for this the lock file must be open for writing.
 
 A lock file is never removed: a process that had opened the removed file would hold a lock that no
-other process sees. The owner named in the file is valid only while the file is locked.
+other process sees. The owner named in the lock file is valid only while the file is locked.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from types import TracebackType
 
 from thinwire.ops.types import ConfigurationError
 
-#: Time to wait for a lock, in seconds: a restart must succeed while the old process still exits.
+#: Time to wait for a node's lock, in seconds: a restarted node must start while its old process
+#: still exits.
 PATIENCE_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1
-_MOST_BYTES = 4096  # read at most these bytes of a lock file
-#: Error numbers of file systems without locks.
+_MOST_BYTES = 4096  # number of bytes of a lock file that are read at most
+#: errno values by which a file system reports that it has no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 
 _log = logging.getLogger(__name__)
@@ -46,25 +47,25 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class LockOwner:
-    """The owner that a lock file names."""
+    """Owner of a node's lock: the process that a lock file names."""
 
     role: str
-    number: int  # id of the node
+    number: int  # id of the node among the nodes of its role
     pid: int
     host: str
-    since: str  # moment of the locking, in ISO 8601
-    address: str = ""  # listening address; empty if not known
+    since: str  # time at which the process took the lock, in ISO 8601
+    address: str = ""  # address on which the node listens; empty if not known
 
     @classmethod
     def here(cls, role: str, number: int, address: str = "") -> LockOwner:
-        """Return this process as an owner."""
-        if address.endswith(":0"):  # port 0 means any free port, so the real port is not known
+        """Return the description of this process as the owner of a lock."""
+        if address.endswith(":0"):  # port 0 requests any free port: the real port is not known
             address = ""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return cls(role, number, os.getpid(), os.uname().nodename, now, address)
 
     def age_seconds(self, now: float) -> float:
-        """Return how long the owner has held the lock; infinity if `since` cannot be parsed.
+        """Return the seconds since the owner took the lock; infinity if `since` is malformed.
 
         Args:
             now: Present time, in seconds since the epoch.
@@ -84,7 +85,7 @@ class LockOwner:
 def owner_of(path: pathlib.Path) -> LockOwner | None:
     """Return the owner that a lock file names, without taking the lock; None if it names no owner.
 
-    Only an attempt to take the lock shows if the owner still holds it.
+    Only an attempt to take the lock shows if the owner still holds the lock.
     """
     try:
         with open(path, "rb") as file:
@@ -96,16 +97,16 @@ def owner_of(path: pathlib.Path) -> LockOwner | None:
 
 
 def is_held(path: pathlib.Path) -> bool | None:
-    """Return True if a process holds a lock now; None if the file system has no locks.
+    """Return True if a process holds the lock of a lock file; None if the file system has no locks.
 
-    The check holds the lock as a shared lock for an instant. A process that tries to take the lock
-    at this moment tries again.
+    The check itself takes a shared lock for an instant. A process that fails to take the lock at
+    this instant tries again.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
-    except OSError:  # another user's file, or a read-only disk
+    except OSError:  # the lock file is another user's, or the disk is read-only
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -126,8 +127,8 @@ class DirectoryLock:
     Args:
         path: The lock file, outside the protected directory, which may be removed and recreated.
         protects: The protected directory, for messages.
-        clock: Monotonic clock, in seconds; tests replace it.
-        sleep: Function that pauses between two attempts; tests replace it.
+        clock: Function that returns the monotonic time, in seconds; tests replace the function.
+        sleep: Function that pauses between two attempts to lock; tests replace the function.
     """
 
     def __init__(
@@ -142,13 +143,13 @@ class DirectoryLock:
         self._descriptor: int | None = None
 
     def take(self, owner: LockOwner, patience_seconds: float = PATIENCE_SECONDS) -> DirectoryLock:
-        """Take the lock and write the owner into the lock file.
+        """Take the lock, write the owner into the lock file, and return this object.
 
         On a file system without locks, log a warning and continue without a lock.
 
         Args:
-            owner: Description of this process.
-            patience_seconds: Time to wait for another owner that is exiting, in seconds.
+            owner: Description of this process, which other processes read if the lock is held.
+            patience_seconds: Time to wait for the lock while its owner exits, in seconds.
 
         Raises:
             ConfigurationError: Another process holds the lock, or the directory cannot be written.
@@ -160,7 +161,11 @@ class DirectoryLock:
                 if self._clock() >= deadline:
                     raise ConfigurationError(self._refusal())
                 if not waits:
-                    _log.info("%s is locked; waiting up to %g s", self.path, patience_seconds)
+                    _log.info(
+                        "%s is locked by another process; waiting up to %g s for its release",
+                        self.path,
+                        patience_seconds,
+                    )
                 waits = True
                 self._sleep(_PAUSE_SECONDS)
             self._write(owner)
@@ -174,14 +179,14 @@ class DirectoryLock:
         return self
 
     def release(self) -> None:
-        """Release the lock; do nothing if this object does not hold it."""
+        """Release the lock; do nothing if this object does not hold the lock."""
         if self._descriptor is not None:
             _held.discard(self)
             os.close(self._descriptor)
             self._descriptor = None
 
     def forget(self) -> None:
-        """Close the copy of the descriptor in a forked child; the parent process keeps the lock."""
+        """Close a forked child's copy of the lock file's descriptor; the parent keeps the lock."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)
@@ -199,11 +204,12 @@ class DirectoryLock:
         self.release()
 
     def _try(self) -> bool:
-        """Try once to take the lock; return True if this object holds it now."""
+        """Try once to take the lock; return True if this object holds the lock afterwards."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        # Register before locking: otherwise a child forked in between would not close its copy
-        # of the descriptor, and would keep the lock after this process ends.
+        # Register this object before locking the file. Otherwise a child forked between the two
+        # steps would not close its copy of the descriptor, and would keep the lock after this
+        # process ends.
         _held.add(self)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -226,7 +232,7 @@ class DirectoryLock:
         return False
 
     def _is_in_place(self, descriptor: int) -> bool:
-        """Return True if the locked file is still at its path: its folder may have been removed."""
+        """Return True if the locked file is still at its path; the run directory may be removed."""
         with contextlib.suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
         return False

@@ -1,9 +1,9 @@
 """Description of a worker's program: its files, its arguments, and the compiled parts of its model.
 
-If other code continues a run, no single program explains the final weights. So a worker sends its
-`Program` in its Hello. The PS saves the program with the weights, and compares it with the program
-that a worker of the same number sends later. Addresses, ports, the number of workers and paths are
-not part of a program: a scheduler may continue the run on another host.
+If changed code continues a run, no single program explains the final weights. So a worker sends its
+`Program` in its Hello (the first message to a PS). The PS saves the program with the weights, and
+compares it with the program that a worker of the same id sends later. Addresses, ports, the number
+of workers and paths are not part of a program: a scheduler may continue the run on another host.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import pathlib
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
-#: Prefix of the names of a program's rows in a Hello.
+#: Prefix of the names of those rows in a worker's Hello message that describe its program.
 PREFIX = "program."
 _FILE, _ARGUMENTS = f"{PREFIX}file:", f"{PREFIX}arguments"
-#: Limits of a Hello: number of files and characters of a value. A digest replaces the excess.
+#: Limits of a program in a Hello message: number of files, and characters of a value. A digest
+#: replaces everything beyond a limit.
 _MOST_FILES, _LONGEST = 500, 300
 _OTHERS = "other files"
 
@@ -26,13 +27,14 @@ Rows = tuple[tuple[str, str], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Program of one worker.
+    """Program that one worker runs.
 
     Attributes:
         script: Name of the script's file; empty if the program has no file (a notebook).
-        files: Name of a file -> digest; names are relative to the script's folder.
-        arguments: Arguments of the script.
-        compiled: Compiled part -> description, for example "optimizer" -> "SGD(momentum=0.9)".
+        files: Name of a source file, relative to the script's folder -> digest of its content.
+        arguments: Command-line arguments of the script.
+        compiled: Part of the compiled Keras model -> its description, for example "optimizer" ->
+            "SGD(momentum=0.9)".
     """
 
     script: str = ""
@@ -41,7 +43,7 @@ class Program:
     compiled: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def rows(self) -> Rows:
-        """Return the rows (name, value) of a Hello; the script's row is first."""
+        """Return the (name, value) rows by which a Hello describes the program, script first."""
         names = sorted(self.files, key=lambda name: (name != self.script, name))
         rows = [(f"{_FILE}{name}", self.files[name]) for name in names[:_MOST_FILES]]
         if excess := names[_MOST_FILES:]:
@@ -53,12 +55,12 @@ class Program:
 
 
 def program_rows(rows: Iterable[tuple[str, str]]) -> Rows:
-    """Return the rows of a Hello's fingerprint that describe a program."""
+    """Return the rows of a Hello's fingerprint (a worker's settings) that describe its program."""
     return tuple((name, value) for name, value in rows if name.startswith(PREFIX))
 
 
 def first_change(before: Sequence[tuple[str, str]], now: Sequence[tuple[str, str]]) -> str | None:
-    """Return a phrase for the first difference between two programs; None if they are equal."""
+    """Return a phrase for the first difference between two programs' rows; None if equal."""
     was, present = dict(before), dict(now)
     for name in [*was, *(name for name in present if name not in was)]:
         if was.get(name) != present.get(name):
@@ -69,14 +71,14 @@ def first_change(before: Sequence[tuple[str, str]], now: Sequence[tuple[str, str
 def changed_file(
     before: Sequence[tuple[str, str]], folder: pathlib.Path, script: str
 ) -> str | None:
-    """Return a phrase for the first file of a program that differs in a folder; None if equal.
+    """Return a phrase for the first file of a saved program that has changed; None if none has.
 
     New files are not checked: if the script imports a new file, a known file has changed, too.
 
     Args:
-        before: The program's rows.
-        folder: Folder of the script.
-        script: Name of the script's file.
+        before: Rows of the saved program.
+        folder: Folder of the present script, whose files are compared.
+        script: Name of the present script's file.
     """
     names = [name.removeprefix(_FILE) for name, _ in before if name.startswith(_FILE)]
     if names and script not in names:
@@ -92,7 +94,7 @@ def changed_file(
 
 
 def changed_arguments(before: Sequence[tuple[str, str]], arguments: Sequence[str]) -> str | None:
-    """Return a phrase if a script's arguments differ from a program's arguments, else None."""
+    """Return a phrase if a script's arguments differ from a saved program's, or None if equal."""
     was, now = dict(before).get(_ARGUMENTS), _bounded(shlex.join(arguments))
     return None if was in (None, now) else _change(_ARGUMENTS, was, now)
 
@@ -117,7 +119,7 @@ def _is_elsewhere(name: str) -> bool:
 
 
 def _bounded(text: str) -> str:
-    """Return a value, shortened and with a digest if it is too long for one line of a message."""
+    """Return a row's value; a too long value is cut, and its digest appended."""
     if len(text) <= _LONGEST:
         return text
     return f"{text[: _LONGEST // 2]}... (sha256 {digest_of_bytes(text.encode())[:12]})"

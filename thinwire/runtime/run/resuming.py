@@ -1,8 +1,8 @@
-"""Decision to start a new run or to continue the run of a run directory, and its messages.
+"""Checks if a run with the present script and settings may continue the run of a checkpoint.
 
-The decision needs only the checkpoint of shard 0: the settings and the programs that the run was
-trained with, its version, and its stop reason. A launcher reads the checkpoint before it starts a
-process. A PS that was started by hand or by Kubernetes reads the checkpoint itself.
+The check needs only the checkpoint of PS shard 0, which holds the run's settings, the workers'
+programs, the number of updates and the stop reason. A launcher reads the checkpoint before it
+starts a process. A PS that was started by hand or by Kubernetes reads the checkpoint itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from thinwire.runtime.run.script_target import ScriptTarget
 
 
 class OtherRun(ConfigurationError):
-    """The run to continue was trained with other code or other settings."""
+    """The run to continue was trained with code or settings that differ from the present ones."""
 
 
 def refusal(where: str, difference: str, updates: int | None) -> str:
@@ -24,8 +24,8 @@ def refusal(where: str, difference: str, updates: int | None) -> str:
 
     Args:
         where: The flag and its folder or address that holds the run.
-        difference: Phrase that describes the difference.
-        updates: Number of updates of the run. None if not known.
+        difference: Phrase that describes the first difference in code or settings.
+        updates: Number of updates that the run has applied. None if not known.
     """
     at = "" if updates is None else f" at update {updates}"
     return (
@@ -38,7 +38,7 @@ def refusal(where: str, difference: str, updates: int | None) -> str:
 def first_setting(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
     """Return a phrase for the first setting that differs between two runs; None if all are equal.
 
-    A setting that only one run has, because another version wrote it, is ignored.
+    A setting that only one of the runs has is ignored: different versions have different settings.
     """
     for name, value in now.items():
         if name in before and before[name] != value:
@@ -47,7 +47,7 @@ def first_setting(before: Mapping[str, str], now: Mapping[str, str]) -> str | No
 
 
 def programs_of(state: State) -> dict[int, Rows]:
-    """Return worker -> rows of its program, from a shard's checkpoint."""
+    """Return worker id -> rows of the worker's program, from the checkpoint of a PS shard."""
     return {
         int(worker): tuple((str(name), str(value)) for name, value in rows)
         for worker, rows in state.get("programs", {}).items()
@@ -55,10 +55,10 @@ def programs_of(state: State) -> dict[int, Rows]:
 
 
 def changed_script(programs: Mapping[int, Rows], script: Sequence[str]) -> str | None:
-    """Return a phrase if a script or its imports differ from a checkpoint's programs, else None.
+    """Return a phrase if a script or its imports differ from a checkpoint's programs, or None.
 
     Args:
-        programs: Worker -> rows of its program.
+        programs: Worker id -> (name, value) rows of the worker's program, from the checkpoint.
         script: File or module of the script, and its arguments; empty if workers run no script.
     """
     if not script or not programs:

@@ -1,7 +1,7 @@
 """File with which a launcher passes a run's settings to the script of a worker or the evaluator.
 
-The file is in the run directory on the script's host. An environment variable holds its path, and
-only the file's user can read it. The file holds the paths of secrets, never the secrets.
+The settings file is in the run directory on the script's host. An environment variable holds its
+path, and only the file's owner can read it. The file holds the paths of secrets, never the secrets.
 """
 
 from __future__ import annotations
@@ -17,42 +17,43 @@ from collections.abc import Iterable, Mapping, Sequence
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.files import naming
 
-#: Environment variable with the path of the file.
+#: Environment variable with the path of the settings file.
 SETTINGS_VARIABLE = "THINWIRE_SETTINGS"
-#: Word among a worker's flags: the current folder becomes the script's own folder.
+#: Word among a worker's flags: the worker runs the script in the script's own folder.
 IN_SCRIPT_FOLDER = "--in_script_folder"
-#: Folder of the code on a host that receives a copy of the code: the script's folder, or for a
-#: module the folder in which the launcher was started.
+#: Folder in the run directory of a remote host for the copied code: the script's folder, or for a
+#: module (``-m``) the folder in which the launcher was started.
 SENT_SCRIPT = "sent/script"
-#: Prefix of a word among a worker's flags: `fit` writes measurements to this file, and the worker
-#: does not train.
+#: Prefix of a word among a worker's flags; a path follows. Keras' `fit` then writes measurements to
+#: the file of that path, and the worker does not train.
 MEASURED_TO = "--measured_to="
-#: Word among a script's flags: `fit` evaluates for the Supervisor, and the script does not train.
+#: Word among a script's flags: `fit` evaluates the model for the Supervisor and does not train.
 EVALUATES = "--evaluates"
-#: Prefix of a word among a script's flags: start of the run, in seconds since 1970.
+#: Prefix of a word among a script's flags; the run's start time, in seconds since 1970, follows.
 RUN_BEGAN = "--run_began="
-#: Folder of the settings files in the run directory.
+#: Folder in the run directory with the settings files of scripts.
 SETTINGS_FOLDER = "settings"
 _EVALUATOR = "evaluator"
-#: Prefix of the name of a copy of the launcher's standard input.
+#: Prefix of the name of a file with a copy of the launcher's standard input.
 INPUT_COPY = "stdin-"
-#: Suffix of the name of a list of files that a node has written; stem of the chief's list.
+#: Suffix of the name of a file that lists the files a node has written, and the name's stem for
+#: the chief (the worker that writes the script's files).
 WRITTEN, CHIEF = ".written", "chief"
-#: Name of a file whose modification time shows that workers have started to train.
+#: Name of a file whose modification time shows when workers have started to train.
 TRAINING = "training"
-#: Prefix of the name of a list of files that the processes of a host have downloaded.
+#: Prefix of the name of a file that lists the files which a host's processes have downloaded.
 DOWNLOADS = "downloads-"
 _MOST_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class LaunchedScript:
-    """A script's settings, which its launcher has written."""
+    """Settings of a script's process, which its launcher has written to the settings file."""
 
-    flags: tuple[str, ...]  # flags of Thinwire, for example --nb_workers=2
+    flags: tuple[str, ...]  # Thinwire's flags, for example --nb_workers=2
     script: tuple[str, ...]  # path and arguments of the script
-    measured_to: str = ""  # file for the measurements of `fit`, which then does not train
-    evaluates: bool = False  # True if `fit` evaluates the central model and does not train
+    measured_to: str = ""  # file to which `fit` writes measurements; empty: `fit` trains
+    evaluates: bool = False  # True if `fit` only evaluates the central model
 
 
 def write_settings(
@@ -62,7 +63,7 @@ def write_settings(
     folder = run_dir.resolve() / SETTINGS_FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{node}.json"
-    path.unlink(missing_ok=True)  # a killed process may have left its file behind
+    path.unlink(missing_ok=True)  # settings file of an earlier, killed process
     document = {
         "flags": [
             word for word in flags if not word.startswith((MEASURED_TO, EVALUATES, RUN_BEGAN))
@@ -84,7 +85,7 @@ def write_settings(
 
 
 def remove_own_settings(path: pathlib.Path) -> None:
-    """Remove a node's settings file; the last node of this host also removes the shared files."""
+    """Remove a node's settings file; the host's last node also removes the files of all nodes."""
     path.unlink(missing_ok=True)
     if not any(path.parent.glob("*.json")):
         _remove_shared(path.parent)
@@ -101,18 +102,18 @@ def _remove_shared(folder: pathlib.Path) -> None:
 
 
 def remove_settings(run_dir: pathlib.Path, nodes: Iterable[str]) -> None:
-    """Remove the files of nodes that did not remove them, and the folder if it is empty.
+    """Remove settings files that nodes have not removed, and the files' folder if it is empty.
 
-    The evaluator's files are removed together with the Supervisor's files.
+    The settings of the script's evaluator are removed together with the Supervisor's files.
     """
     for node in nodes:
         name = _EVALUATOR if node.startswith("supervisor") else node
         (run_dir / SETTINGS_FOLDER / f"{name}.json").unlink(missing_ok=True)
         (run_dir / SETTINGS_FOLDER / f"{name}{WRITTEN}").unlink(missing_ok=True)
-    # While another node has a settings file, it needs the shared files.
+    # A node that still has a settings file needs the files that all nodes share.
     if not any((run_dir / SETTINGS_FOLDER).glob("*.json")):
         _remove_shared(run_dir / SETTINGS_FOLDER)
-    with contextlib.suppress(OSError):  # the folder holds files of other nodes
+    with contextlib.suppress(OSError):  # the folder may hold files of nodes that still run
         (run_dir / SETTINGS_FOLDER).rmdir()
 
 
@@ -123,7 +124,7 @@ def read_settings_file(environment: Mapping[str, str]) -> LaunchedScript | None:
         environment: Environment variables of this process.
 
     Raises:
-        ConfigurationError: The file is missing or malformed, or other users may read it.
+        ConfigurationError: The settings file is missing or malformed, or other users may read it.
     """
     name = environment.get(SETTINGS_VARIABLE, "")
     if not name:

@@ -1,7 +1,7 @@
-"""Program of a run's workers: a file (``python train.py``) or a module (``python -m``).
+"""Program that a run's workers execute: a file (``python train.py``) or a module (``python -m``).
 
-Processes pass the program on as the words of a command line: ``train.py --epochs=3``, or ``-m
-package.train --epochs=3``.
+Thinwire's processes pass the program on as words of a command line: ``train.py --epochs=3``, or
+``-m package.train --epochs=3``.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Sequence
 
 from thinwire.ops.types import ConfigurationError
 
-#: Python's option before a module's name.
+#: Python's command-line option before the name of a module to run.
 MODULE_OPTION = "-m"
 
 
 @dataclasses.dataclass(frozen=True)
 class ScriptTarget:
-    """Program that workers execute.
+    """Program that workers execute: a file or a module, and its arguments.
 
     Attributes:
         path: Path of the program's file.
         module: Name of the module on the command line; empty if the command line names a file.
-        arguments: Arguments of the script.
+        arguments: Command-line arguments of the program.
     """
 
     path: pathlib.Path
@@ -34,25 +34,25 @@ class ScriptTarget:
 
     @property
     def folder(self) -> pathlib.Path:
-        """Folder of the script's imports: the script's folder, or the current one for a module."""
+        """Folder of the program's imports: its file's folder; for a module, the current folder."""
         return pathlib.Path.cwd() if self.module else self.path.resolve().parent
 
     @property
     def shown(self) -> str:
-        """Words of the command line: the file, or -m and the module."""
+        """Text by which the command line names the program: the file, or -m and the module."""
         return f"{MODULE_OPTION} {self.module}" if self.module else str(self.path)
 
     @property
     def label(self) -> str:
-        """Short name for a run directory."""
+        """Short name of the program, which names the default run directory."""
         return self.module.rpartition(".")[2] or self.path.stem
 
     @classmethod
     def of(cls, words: Sequence[str]) -> ScriptTarget:
-        """Parse the words of a command line.
+        """Return the program that the words of a command line name.
 
         Args:
-            words: A file, or -m and a module; then the script's arguments.
+            words: A file, or -m and a module; then the arguments of the program.
 
         Raises:
             ConfigurationError: The file or module does not exist.
@@ -74,18 +74,18 @@ class ScriptTarget:
 
 
 def module_words(module: str, path: str, arguments: Sequence[str]) -> list[str]:
-    """Return the words of a command line.
+    """Return the command-line words of a program: the file, or -m and the module; then arguments.
 
     Args:
-        module: Name of the module; empty if the program is a file.
-        path: Path of the file; ignored for a module.
-        arguments: Arguments of the script.
+        module: Name of the program's module; empty if the program is a file.
+        path: Path of the program's file; ignored for a module.
+        arguments: Arguments of the program.
     """
     return [*([MODULE_OPTION, module] if module else [path]), *arguments]
 
 
 def _file_of(module: str) -> pathlib.Path:
-    """Return the file that ``python -m`` runs, without importing it.
+    """Return the file that ``python -m`` runs for a module, without importing the module.
 
     Raises:
         ConfigurationError: The module does not exist or cannot be run.
@@ -102,7 +102,7 @@ def _file_of(module: str) -> pathlib.Path:
                 ".py. Start in the folder that holds its package, as for python -m."
             )
         place = list(spec.submodule_search_locations or ())
-    if place:  # a package
+    if place:  # the module is a package, which ``python -m`` runs by its __main__
         spec = importlib.machinery.PathFinder.find_spec(f"{module}.__main__", place)
     if spec is None or spec.origin is None or not spec.has_location:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Settings of a run that every role needs: parsed once from the command line, then passed on."""
+"""Settings of a training run that every role needs, parsed once from the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thinwire.runtime.run import signals
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.runtime.run.target import ACCURACY_REACHED, REACHED, Target
 
-#: Exit codes of every role (docs/reference/operations.md).
+#: Exit codes of a node's process, for every role (docs/reference/operations.md).
 EXIT_DONE = 0
 EXIT_BAD_FLAG = 1
 EXIT_SCRIPT = 1
@@ -26,19 +26,19 @@ EXIT_REFUSED = 4
 EXIT_DIVERGED = 5
 EXIT_INTERRUPTED = signals.EXIT_INTERRUPTED
 
-#: Time that an interrupted run waits for pushes in transit, in seconds.
+#: Time that a PS of an interrupted run waits for pushes that are still in transit, in seconds.
 DRAIN_SECONDS = 1.5
 
 #: Stop reasons caused by the scripts of a run: all scripts have ended; a script has raised an
 #: error; a script has ended while another script still trains.
 FINISHED, SCRIPT_FAILED, RETURNED_EARLY = "finished", "script_failed", "returned_early"
 
-#: Stop reasons after which the same command starts the run again.
+#: Stop reasons after which the same command repeats the run, instead of reporting its end.
 SCRIPT_FAILURES = (SCRIPT_FAILED, RETURNED_EARLY)
 
-#: Stop reason of a server that rejected every worker that connected.
+#: Stop reason of a run whose PS rejected every worker that connected.
 NOBODY_ADMITTED = "nobody_admitted"
-#: Stop reason -> exit code of the run's nodes; any other stop reason means EXIT_DONE.
+#: Stop reason -> exit code of the run's nodes. A stop reason without an entry means EXIT_DONE.
 EXIT_OF_STOP = {
     "interrupted": EXIT_INTERRUPTED,
     "diverged": EXIT_DIVERGED,
@@ -50,57 +50,57 @@ EXIT_OF_STOP = {
 
 #: Stop reasons of a run that reached its target.
 TARGET_REASONS = (ACCURACY_REACHED, REACHED)
-#: Stop reasons of a run that reached a limit or its target; a limit's reason is the flag's name.
+#: Stop reasons of a run that reached a limit or its target. A limit's reason is its flag's name.
 LIMIT_REASONS = ("iter_max", "epochs", "max_seconds", *TARGET_REASONS)
-#: Stop reasons of a run that ended normally.
+#: Stop reasons of a run that ended as planned: at a limit, at its target, or with its scripts.
 END_REASONS = (*LIMIT_REASONS, FINISHED)
 
 
 class Diverged(Exception):
-    """Gradients or weights stayed non-finite; the exit code is 5."""
+    """The run's gradients or weights stayed non-finite (NaN or infinity); the exit code is 5."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelChoice:
-    """Choice of the model: a built-in network, or the user's file."""
+    """Flags that choose the model: a built-in network, or a user's model file."""
 
     network: str
     path: str | None  # value of --model: the user's file; None for a built-in network
     image_size: int
     image_depth: int
     nb_classes: int
-    model_from: str = FROM_FLAGS  # source of a PS's model: its flags or the first worker
-    task: str = "classification"  # task of the model
+    model_from: str = FROM_FLAGS  # source of a PS's model: its flags or a worker's script
+    task: str = "classification"  # task that the model is trained for
 
 
 @dataclasses.dataclass(frozen=True)
 class DataChoice:
-    """Choice of the examples, and of their partition among the workers."""
+    """Flags that choose the training examples and their partition among the workers."""
 
     dataset: str
     data_dir: str | None
-    scaling: str | None  # None: the data set's default scaling
+    scaling: str | None  # scaling of the inputs; None: default of the data set
     partition: str
     sharding_file: str | None
-    dirichlet_alpha: float | None = None  # concentration parameter of --partition=dirichlet
+    dirichlet_alpha: float | None = None  # concentration of --partition=dirichlet
     no_block_shuffle: bool = False  # True: --partition=class keeps the order by label in each epoch
-    augment: str | None = None  # augmentation of training images; None: the data set's default
+    augment: str | None = None  # augmentation of training images; None: default of the data set
     batch: str | None = (
-        None  # "global" or "worker": scope of a script's batch size; None: by method
+        None  # batch size of a script is for all workers ("global") or each; None: by method
     )
     shard: str = "auto"  # "auto" divides the data that scripts pass to `fit`; "off" does not
-    partition_file: str | None = None  # file of --partition=positions
+    partition_file: str | None = None  # file of row numbers per worker, for --partition=positions
     whole_epochs: bool = False  # True: no mini-batch spans two passes over a worker's examples
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Settings common to all roles."""
+    """Settings of a run that are common to all roles."""
 
     type_node: str
     method: Method
     nb_workers: int
-    addresses: tuple[str, ...]  # host:port of every shard
+    addresses: tuple[str, ...]  # host:port of every PS shard, in order of shard id
     seed: int
     run_dir: pathlib.Path
     overwrite: bool
@@ -108,9 +108,9 @@ class Run:
     data: DataChoice
     batch_size: int
     schedule: Schedule
-    iter_max: int | None  # None: no limit
-    epochs: float | None  # None: no limit
-    max_seconds: float | None  # None: no limit
+    iter_max: int | None  # number of updates at which the run ends; None: no limit
+    epochs: float | None  # passes over the training set at which the run ends; None: no limit
+    max_seconds: float | None  # training time at which the run ends, in seconds; None: no limit
     target: Target | None  # metric bound at which an evaluation ends the run; None: no target
     kernels: str
     device: str
@@ -120,21 +120,21 @@ class Run:
     reconnect_timeout_seconds: float
     transport: Transport = dataclasses.field(
         default_factory=Transport
-    )  # settings of datagrams, if the router sends datagrams
-    guards: Guards = dataclasses.field(default_factory=Guards)  # guards against faulty devices
-    dp_delta: float = 1e-5  # delta at which the privacy accountant reports epsilon
+    )  # settings of the datagrams that some routers send instead of using gRPC
+    guards: Guards = dataclasses.field(default_factory=Guards)  # guards against faulty updates
+    dp_delta: float = 1e-5  # delta for which the privacy accountant reports epsilon
     top5: bool = False  # True: evaluations also compute the top-5 accuracy
-    advice: str | None = None  # Advisor's file for a comparison; None: advice.json in run_dir
+    advice: str | None = None  # file of predictions to compare; None: advice.json in run_dir
     on_metrics: str | None = None  # module:function called with every record; None: no function
-    credentials: Credentials = NO_CREDENTIALS  # credentials of this node
+    credentials: Credentials = NO_CREDENTIALS  # TLS and token of this node
     checkpoint_dir: str | None = None  # folder or address of a PS's checkpoints; None: run_dir
-    report_dir: str | None = None  # address of a copy of the Supervisor's records; None: no copy
-    metrics_port: int = 0  # port of this node's metrics server; 0: no server
+    report_dir: str | None = None  # address for copies of the Supervisor's records; None: no copy
+    metrics_port: int = 0  # port on which this node serves /metrics; 0: no server
     metrics_host: str = "127.0.0.1"
-    metrics_login: str | None = None  # file with the user name and password of metrics clients
-    clip_norm: float = 0.0  # clipping norm of a worker with this node's flags
-    worker_weight_decay: float = 0.0  # weight decay of a worker with this node's flags
-    resume: bool = False  # True: continue a run even with changed code or after a script failure
+    metrics_login: str | None = None  # file with the login for /metrics; None: no login
+    clip_norm: float = 0.0  # clipping norm (L2) of a worker's gradient; 0: no clipping
+    worker_weight_decay: float = 0.0  # coefficient of a worker's weight decay
+    resume: bool = False  # True: continue a run despite changed code or a script's failure
 
     @property
     def nb_ps(self) -> int:
@@ -143,11 +143,11 @@ class Run:
 
     @property
     def model_is_offered(self) -> bool:
-        """True if a PS receives its model from the first worker that it admits."""
+        """True if a PS receives its model from a worker's script, not from its own flags."""
         return self.model.model_from == FROM_WORKER
 
     def budget(self, num_examples: int) -> Budget:
-        """Return the limits of the run's updates and examples.
+        """Return the limits of the run in updates and in training examples.
 
         Args:
             num_examples: Number of examples of the training set; 0 if not known.
@@ -158,7 +158,10 @@ class Run:
     def rate_in_round(self, num_examples: int) -> RateInRound | None:
         """Return the schedule by which a worker computes the learning rate of its local steps.
 
-        None means that the worker takes the learning rate from the shards' replies.
+        None means that the worker takes the learning rate from the PS shards' replies.
+
+        Args:
+            num_examples: Number of examples of the training set; 0 if not known.
         """
         if not self.schedule.goes_on_in_rounds:
             return None
@@ -167,7 +170,7 @@ class Run:
 
 
 def per_worker(values: Sequence[float], nb_workers: int, flag: str) -> tuple[float, ...]:
-    """Return one value per worker, from a single value or from one value per worker.
+    """Return one value per worker from a flag's values; a single value counts for all workers.
 
     Raises:
         ConfigurationError: The number of values is neither 1 nor the number of workers.
@@ -186,7 +189,7 @@ def links(columns: Mapping[str, Sequence[float]], nb_workers: int) -> tuple[Link
     """Return the emulated link of every worker, in order of id.
 
     Args:
-        columns: Field of Link -> one value for all workers, or one value per worker.
+        columns: Name of a field of Link -> one value for all workers, or one value per worker.
         nb_workers: Number of workers.
 
     Raises:
@@ -198,20 +201,20 @@ def links(columns: Mapping[str, Sequence[float]], nb_workers: int) -> tuple[Link
 
 
 def limit_of(run: Run, reason: str | None) -> float | str | None:
-    """Return the limit that belongs to a stop reason (a target as text); None if it is not set."""
+    """Return the limit (a target as text) of a run that a stop reason names; None if not set."""
     if reason in TARGET_REASONS:
         return str(run.target) if run.target and run.target.stop_reason == reason else None
     return getattr(run, reason) if reason in LIMIT_REASONS else None
 
 
 def is_finished(run: Run, reason: str | None, reached: float | str | None) -> bool:
-    """Return True if a run that has ended before has nothing left to do.
+    """Return True if a run that has ended has nothing to do under the present settings.
 
     Args:
-        run: Present settings; with a raised limit the run continues.
-        reason: Stop reason of the earlier end.
-        reached: Progress at the earlier end, in the unit of the stop reason's limit: the value of
-            `limit_of` at that time, or more.
+        run: Present settings; if they raise the limit that ended the run, the run continues.
+        reason: Stop reason with which the run ended.
+        reached: Progress of the run at its end, in the unit of the limit that the stop reason
+            names: the value of `limit_of` at the end, or more.
     """
     if reason == FINISHED:
         return True

@@ -1,4 +1,4 @@
-"""Signals that end a node: the first one gently, a second one immediately."""
+"""Signals that end a node: the first signal ends it gently, a second signal immediately."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-#: Exit code of a process that a signal has ended (docs/reference/operations.md).
+#: Exit code of a node that SIGINT or SIGTERM has ended (docs/reference/operations.md).
 EXIT_INTERRUPTED = 130
-#: SIGINT is sent by Ctrl-C, SIGTERM by `kill` and service managers.
+#: Signals that end a node: Ctrl-C sends SIGINT; `kill` and service managers send SIGTERM.
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-#: Within this time after the first signal, in seconds, a second signal is the same request: a
-#: service manager signals every process of a group, and a parent process forwards its signals.
+#: Time after the first signal, in seconds, within which a second signal counts as the same request:
+#: a service manager signals every process of a group, and a parent process forwards its signals.
 SAME_REQUEST_SECONDS = 1.0
 
-#: Called with (signal number, frame).
+#: Signal handler, which Python calls with (signal number, stack frame).
 Handler = Callable[[int, Any], None]
 
 
@@ -27,11 +27,11 @@ def end_immediately(number: int, frame: Any) -> None:
 
 
 def handle_first_signals() -> None:
-    """Make signals end this process immediately until a role handles them; main thread only.
+    """Make signals end this process immediately until a role handles signals; main thread only.
 
     Call this at the start of a process, when there is nothing to clean up: a KeyboardInterrupt
-    during an import can show up as any other error. The parent process may have blocked signals
-    until the interpreter is ready; this call unblocks them, and pending signals take effect.
+    during an import can show up as a different error. The parent process may have blocked signals
+    until the interpreter is ready; this call unblocks signals, and pending signals take effect.
     """
     for number in END_SIGNALS:
         signal.signal(number, end_immediately)
@@ -39,7 +39,7 @@ def handle_first_signals() -> None:
 
 
 def admit_signals() -> None:
-    """Unblock the signals that a watchdog has blocked during the start of this process."""
+    """Unblock SIGINT and SIGTERM, which the parent blocks while this process starts."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
 
 
@@ -56,12 +56,12 @@ def handle_signals(
     numbers: Sequence[signal.Signals] = END_SIGNALS,
     insisted: Handler = end_immediately,
 ) -> Iterator[None]:
-    """Handle signals inside the block; main thread only.
+    """Handle signals inside the block with the given handlers; main thread only.
 
     Args:
         handler: Called for the first signal.
-        numbers: Signals to handle.
-        insisted: Called for signals that arrive more than `SAME_REQUEST_SECONDS` after the first.
+        numbers: Numbers of the signals to handle.
+        insisted: Called for a signal that arrives more than `SAME_REQUEST_SECONDS` after the first.
     """
     first_at: list[float] = []
 

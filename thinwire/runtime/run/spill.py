@@ -1,4 +1,4 @@
-"""Large buffers in unnamed files, for processes that must not hold many buffers in memory."""
+"""Large buffers (payloads, copies of the model) in unnamed files, to limit a process's memory."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ _log = logging.getLogger(__name__)
 
 
 class Spill:
-    """Allocator of large buffers: the first few are in memory, the others in files.
+    """Allocator of large buffers: a few buffers are in memory, all further buffers in files.
 
-    A PS uses one allocator for incoming payloads and for copies that clients still read.
+    A PS uses one allocator for incoming payloads and for copies of the model that clients still
+    read.
 
-    The pages of a file belong to the page cache: the kernel writes the pages out when memory is
-    short, and `put_away` removes them from this process. A file has no name, and the kernel deletes
-    it with its last array. If a file cannot be created, the buffer is in memory.
+    The pages of a buffer's file belong to the page cache: the kernel writes the pages out when
+    memory is short, and `put_away` removes them from this process. The file has no name, and the
+    kernel deletes it with its last array. If a file cannot be created, the buffer is in memory.
 
     Args:
-        folder: Folder of the files.
-        in_memory: Maximum number of buffers in memory at a time.
+        folder: Folder of the unnamed files.
+        in_memory: Largest number of buffers that are in memory at the same time.
     """
 
     def __init__(self, folder: Path, in_memory: int = 2) -> None:
@@ -40,7 +41,7 @@ class Spill:
         self._has_warned = False
 
     def buffer(self, num_bytes: int) -> NDArray[Any]:
-        """Return an uninitialized array [num_bytes] uint8, aligned to 64 bytes."""
+        """Return a new, uninitialized array [num_bytes] uint8, aligned to 64 bytes."""
         if num_bytes < LEAST_BYTES:
             return buffer(num_bytes)
         try:
@@ -50,7 +51,7 @@ class Spill:
         return np.asarray(_Counted(buffer(num_bytes), self._left))
 
     def copied(self, values: NDArray[Any]) -> NDArray[Any] | FileCopy:
-        """Return a copy of an array [n], for a user that reads it in parts and never writes."""
+        """Return a copy of an array [n] for a caller that only reads the copy, in parts."""
         if values.nbytes < LEAST_BYTES:
             return copied(values)
         try:
@@ -62,8 +63,8 @@ class Spill:
     def _in_file(self, num_bytes: int) -> NDArray[Any]:
         try:
             with tempfile.TemporaryFile(dir=self._folder) as file:
-                # Reserve the space now: on a full disk, a write to the mapped memory would end
-                # the process with SIGBUS.
+                # Reserve the file's disk space now: on a full disk, a later write to the mapped
+                # memory would end the process with SIGBUS.
                 os.posix_fallocate(file.fileno(), 0, num_bytes)
                 return np.asarray(MappedFile(mmap.mmap(file.fileno(), num_bytes)))
         except OSError as error:
@@ -82,15 +83,15 @@ class Spill:
 class FileCopy:
     """Copy of an array [n] in an unnamed file; the values take no memory of this process.
 
-    The file is written and read by system calls: the first write to mapped pages of a file takes
-    two to four times as long.
+    The file is written and read by system calls: the first write to memory-mapped pages of a file
+    takes two to four times as long.
 
     Attributes:
         nbytes: Size of the values, in bytes.
     """
 
     def __init__(self, values: NDArray[Any], folder: Path) -> None:
-        """Copy an array [n]; raises OSError."""
+        """Copy an array [n] to a new unnamed file in ``folder``; raises OSError."""
         self.nbytes, self._dtype = values.nbytes, values.dtype
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - as long as it
         weakref.finalize(self, self._file.close)
@@ -99,7 +100,7 @@ class FileCopy:
             remaining = remaining[self._file.write(remaining[:PIECE_BYTES]) :]
 
     def __getitem__(self, part: slice) -> NDArray[Any]:
-        """Return a copy of the values from `start` to `stop`."""
+        """Return a copy of the values in a slice ``start:stop`` of the array."""
         values = np.empty(part.stop - part.start, self._dtype)
         remaining, at = values.view(np.uint8).data, part.start * values.itemsize
         while len(remaining):
@@ -111,7 +112,7 @@ class FileCopy:
 
 
 class _Counted:
-    """Memory buffer of a `Spill`; its slot is free again when its last array or view is deleted."""
+    """Memory buffer of a `Spill`; the `Spill` counts it until its last array or view is deleted."""
 
     def __init__(self, raw: NDArray[Any], left: list[None]) -> None:
         self._raw, self._left = raw, left

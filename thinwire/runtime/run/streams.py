@@ -1,15 +1,16 @@
 """Standard streams of a command that are always open and whose writes never raise an error.
 
 A shell may start a command with a closed stream (``>&-``), the reader of a pipe may exit before
-the command ends (``| head``), and the disk of ``> file`` may be full. For a closed stream Python
-sets the stream to None. In the other cases Python raises an exception at the next write or at the
-end of the interpreter. `standard_streams` handles these cases for every command:
+the command ends (``| head``), and the disk of ``> file`` may be full. Python sets a closed stream
+to None. For a lost reader or a full disk Python raises an exception at the next write or at the
+end of the interpreter. `standard_streams` handles these three cases for every command:
 
 - A closed stream becomes /dev/null. Otherwise a file opened later could get the stream's descriptor
   number, to which native libraries write.
-- If the reader has exited, further text is dropped, and the command completes its work: `thinwire
-  stop RUN | head -1` still stops the run. The exit code is the result of the work.
-- If stdout cannot be written for another reason, stderr gets one line about it at the end.
+- If the reader of a pipe has exited, the output that follows is dropped, and the command completes
+  its work: `thinwire stop RUN | head -1` still stops the run. The exit code is the command's own.
+- If stdout cannot be written for another reason, stderr gets one line about the lost output at the
+  end.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
-#: Exit code if text was lost; the same code as for a full disk (docs/reference/operations.md).
+#: Exit code of a command whose output was lost, as for a full disk (docs/reference/operations.md).
 _EXIT_LOST = 2
 
 
 class _Output(io.FileIO):
-    """Standard output or standard error; a write always succeeds.
+    """Standard output or standard error of a command; a write always succeeds.
 
     Attributes:
-        failure: Error that lost text while the stream had a reader; None if no text was lost.
+        failure: Error by which output was lost while the stream had a reader; None if none was.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -41,12 +42,12 @@ class _Output(io.FileIO):
         self.failure: OSError | None = None
 
     def write(self, data: Buffer, /) -> int:
-        """Write bytes, or drop them."""
+        """Write the bytes, or drop the bytes if the write fails; return their number."""
         try:
             return super().write(data)
         except BrokenPipeError:
-            # Replace the descriptor, not only this object: native code and child processes write
-            # to the descriptor, too, and must not fail either.
+            # Redirect the descriptor to /dev/null, not only this object: native code and child
+            # processes also write to the descriptor, and their writes must not fail either.
             with open(os.devnull, "wb") as null:
                 os.dup2(null.fileno(), self.fileno())
         except OSError as error:
@@ -56,7 +57,7 @@ class _Output(io.FileIO):
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """Run the block, a command that ends with SystemExit, with streams whose writes never fail."""
+    """Run a command in the block, which ends with SystemExit; its writes to streams never fail."""
     _open_closed()
     sys.stdout = _lasting(sys.stdout, _STDOUT)
     sys.stderr = _lasting(sys.stderr, _STDERR)
@@ -86,14 +87,14 @@ def _open_closed() -> None:
 
 
 def _lasting(stream: TextIO | None, descriptor: int) -> TextIO:
-    """Return a stream like ``stream`` whose writes succeed; a test's stream is left unchanged."""
+    """Return a stream like ``stream`` whose writes never fail; return a test's stream unchanged."""
     if stream is None:
         return _stream(descriptor, "utf-8", is_buffered=True, line_buffering=False)
     raw = _raw(stream)
     if raw is None or isinstance(raw, _Output):
         return stream
     stream.flush()
-    is_buffered = raw is not stream.buffer  # python -u and PYTHONUNBUFFERED buffer nothing
+    is_buffered = raw is not stream.buffer  # False with python -u or PYTHONUNBUFFERED
     by_line = getattr(stream, "line_buffering", False)
     return _stream(descriptor, stream.encoding, is_buffered, by_line)
 
@@ -103,7 +104,7 @@ def _stream(descriptor: int, encoding: str, is_buffered: bool, line_buffering: b
     return io.TextIOWrapper(
         io.BufferedWriter(output) if is_buffered else output,
         encoding=encoding,
-        errors="backslashreplace",  # the name of a file may hold bytes that are not text
+        errors="backslashreplace",  # a printed file name may hold bytes that are not valid text
         line_buffering=line_buffering,
         write_through=not is_buffered,
     )

@@ -1,4 +1,4 @@
-"""Target of a run: a bound of a metric at which the run ends, ``--target=val_mae<=0.3``."""
+"""Target of a run: a bound of a metric at which the run ends, for example ``val_mae<=0.3``."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import re
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-#: Metric name -> value; None if the value is not finite.
+#: Metrics of an evaluation: metric name -> value; None if the value is not finite.
 Metrics = Mapping[str, float | None]
 
 _SIGNS: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
 _FORM = re.compile(r"\s*(?P<metric>[^<>=]*[^<>=\s])\s*(?P<sign><=|>=)\s*(?P<value>[^<>=\s]+)\s*")
-_OF_FIT = "val_"  # prefix of the validation metrics of Keras' `fit`
+_OF_FIT = "val_"  # prefix of the names of validation metrics in Keras' `fit`
 ACCURACY = "accuracy"
 #: Stop reasons of a run that has reached a target accuracy, or a target of another metric.
 ACCURACY_REACHED, REACHED = "target_accuracy", "target"
 
 
 def find_name(known: Container[str], name: str) -> str | None:
-    """Return the known name of a metric: unchanged, without, or with the prefix of `fit`.
+    """Return the known name that equals a metric's name up to the prefix "val_"; None without one.
 
     >>> find_name(["loss", "mae"], "val_mae")
     'mae'
@@ -31,13 +31,13 @@ def find_name(known: Container[str], name: str) -> str | None:
 
 
 def find(metrics: Metrics, name: str) -> float | None:
-    """Return the value of a metric, with or without the prefix; None if missing or not finite."""
+    """Return a metric's value, with or without the prefix "val_"; None if missing or not finite."""
     known = find_name(metrics, name)
     return None if known is None else metrics[known]
 
 
 def is_target(text: str) -> bool:
-    """Return True if `Target.parse` accepts a text."""
+    """Return True if `Target.parse` accepts a text as a target."""
     try:
         Target.parse(text)
     except ValueError:
@@ -47,15 +47,15 @@ def is_target(text: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Metric of the evaluations, and the bound at which the run ends."""
+    """Target of a run: a metric of its evaluations, and the bound at which the run ends."""
 
     metric: str
-    sign: str  # <= or >=
+    sign: str  # "<=" or ">=": the comparison of the metric with the bound
     bound: float
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Parse the text of a target, for example ``val_mae<=0.3``.
+        """Parse the text of a run's target, for example ``val_mae<=0.3``.
 
         Raises:
             ValueError: The text is not a target.
@@ -71,11 +71,11 @@ class Target:
 
     @classmethod
     def of_accuracy(cls, bound: float) -> Target:
-        """Return the target of --target_accuracy."""
+        """Return the target of --target_accuracy: an accuracy of at least ``bound``."""
         return cls(ACCURACY, ">=", bound)
 
     def __str__(self) -> str:
-        """Return the text from which `parse` makes an equal target."""
+        """Return the target as text, for example ``val_mae<=0.3``; `parse` accepts the text."""
         return f"{self.metric}{self.sign}{self.bound!r}".removesuffix(".0")
 
     @property
@@ -85,7 +85,7 @@ class Target:
 
     @property
     def best(self) -> Callable[..., float]:
-        """Function that picks the best of several values of the metric: min or max."""
+        """Function that returns the best of several values of the metric: min or max."""
         return min if self.sign == "<=" else max
 
     def is_reached(self, metrics: Metrics) -> bool:
@@ -94,7 +94,7 @@ class Target:
         return value is not None and _SIGNS[self.sign](value, self.bound)
 
     def is_reached_in(self, summary: Mapping[str, Any]) -> bool:
-        """Return True if the run of a summary.json has reached this target."""
+        """Return True if the run that a summary.json describes has reached this target."""
         key = self.best.__name__
         best = {name: spread[key] for name, spread in summary.get("metrics", {}).items()}
         return self.is_reached(best or {ACCURACY: summary["best_test_accuracy"]})
@@ -103,8 +103,8 @@ class Target:
         """Return True if a run that has reached the earlier target has reached this target.
 
         Args:
-            earlier: Text of the earlier target. A number is an accuracy, which old checkpoints
-                hold. None if there was no earlier target.
+            earlier: Text of the earlier target. A number is a bound of the accuracy, which old
+                checkpoints hold. None if there was no earlier target.
         """
         if not isinstance(earlier, str):
             return self.is_reached({ACCURACY: earlier})

@@ -1,7 +1,7 @@
-"""Evaluations of the central model: metrics by name, and the cost of training up to then.
+"""Evaluations of the central model: metrics by name, and the training cost up to the evaluation.
 
-The evaluator chooses the names of the metrics: a built-in task, a script's compiled metrics, or a
-script's own function. A value that is not finite is written as null.
+The names of the metrics come from a built-in task, from a script's compiled metrics, or from a
+script's own function. A metric value that is not finite is written as null.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 
 from thinwire.runtime.persistence.documents import Document
 
-#: Words in the names of metrics for which a larger value is better.
+#: Pattern of words in the names of metrics whose larger value is better (accuracy, for example).
 _LARGER_IS_BETTER = re.compile(
     r"acc|auc|precision|recall|sensitivity|specificity|f1|f_?beta|fscore|iou|dice|r2|similarity"
     r"|hit|top_?[k\d]|ndcg|bleu|rouge|psnr|ssim|score|reward"
 )
-#: Words in the names of metrics for which a smaller value is better; checked first.
+#: Pattern of words in the names of metrics whose smaller value is better (loss, for example). It
+#: is checked before `_LARGER_IS_BETTER`.
 _SMALLER_IS_BETTER = re.compile(r"loss|err|divergence|perplexity|false_|m[as]p?e$|rmse")
 
 
@@ -27,25 +28,25 @@ _SMALLER_IS_BETTER = re.compile(r"loss|err|divergence|perplexity|false_|m[as]p?e
 class Evaluation(Document):
     """Evaluation of one version of the central model by one set of metrics."""
 
-    version: int  # number of updates applied
-    samples: int  # examples consumed by the updates applied
-    seconds: float  # training time, as in RunStatus
+    version: int  # number of updates applied to the evaluated model
+    samples: int  # number of training examples that these updates consumed
+    seconds: float  # training time up to the evaluated version, in seconds
     metrics: dict[str, float | None]  # metric name -> value; None if the value is not finite
-    bytes_up: int  # bytes that workers have sent to servers
-    bytes_down: int  # bytes that servers have sent to workers
-    versions: list[int] = dataclasses.field(default_factory=list)  # version of every shard
-    final: bool = False  # True if the run ended with this version
+    bytes_up: int  # bytes that all workers have sent to PS shards so far
+    bytes_down: int  # bytes that PS shards have sent to all workers so far
+    versions: list[int] = dataclasses.field(default_factory=list)  # number of updates per PS shard
+    final: bool = False  # True if the run ended with the evaluated version
 
 
 def standing(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Drop evaluations that a server restart undid, and merge evaluations of the same version.
+    """Drop evaluations whose updates a PS restart undid; merge evaluations of the same version.
 
     Args:
-        evaluations: Evaluations in the order in which they were made.
+        evaluations: Evaluations of a run in the order in which they were made.
 
     Returns:
-        One evaluation for each version that still belongs to the run, versions ascending. If a
-        metric was recorded twice for a version, the later value counts.
+        One evaluation for each model version (number of updates) that still belongs to the run,
+        versions ascending. If a metric was recorded twice for a version, the later value counts.
     """
     valid: list[Evaluation] = []
     for evaluation in evaluations:
@@ -55,14 +56,15 @@ def standing(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
             undone = True
         if valid and valid[-1].version == evaluation.version:
             before = valid.pop()
-            # After a restart, the same version number names other weights: do not merge.
+            # After a PS restart the same version number names different weights than before: the
+            # evaluations of that version must not be merged.
             evaluation = evaluation if undone else _merged(before, evaluation)
         valid.append(evaluation)
     return valid
 
 
 def latest(evaluations: Sequence[Evaluation]) -> Evaluation | None:
-    """Return the newest evaluation, with all metrics of its version; None without evaluations."""
+    """Return the newest evaluation, with all metrics of its model version; None without one."""
     newest: Evaluation | None = None
     for evaluation in reversed(evaluations):
         if newest is not None and evaluation.version != newest.version:
@@ -72,16 +74,16 @@ def latest(evaluations: Sequence[Evaluation]) -> Evaluation | None:
 
 
 def latest_until(version: int, evaluations: Sequence[Evaluation]) -> Evaluation | None:
-    """Return the newest evaluation unless its version is later than ``version``; else None.
+    """Return the newest evaluation if its model version is at most ``version``, else None.
 
-    An evaluation of a later version is from an earlier run in the same directory.
+    An evaluation above the run's present ``version`` is from an earlier run in the same directory.
     """
     newest = latest(evaluations)
     return newest if newest is not None and newest.version <= version else None
 
 
 def ranges(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, float | None]]:
-    """Return metric name -> the ``last`` value, the ``min`` and the ``max``, for a summary.
+    """Return metric name -> its ``last``, ``min`` and ``max`` value in a run, for a summary.
 
     Args:
         evaluations: Evaluations of the run, versions ascending.
@@ -101,7 +103,10 @@ def ranges(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, float | Non
 
 
 def ranges_in(summary: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Return the `ranges` of a summary.json; a value that is not a number becomes None."""
+    """Return metric name -> ``last``, ``min`` and ``max`` value from a summary.json of any version.
+
+    A metric value that is not a number becomes None.
+    """
     known = summary.get("metrics")
     if not isinstance(known, dict):
         return {}
@@ -113,7 +118,7 @@ def ranges_in(summary: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
 
 
 def names_in(evaluations: Sequence[Evaluation]) -> list[str]:
-    """Return the names of all metrics, in the order of their first evaluation."""
+    """Return the names of all metrics in some evaluations, in the order of first occurrence."""
     return list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.metrics))
 
 
@@ -130,12 +135,12 @@ def is_larger_better(name: str) -> bool:
 
 
 def is_share(name: str) -> bool:
-    """Return True if a metric is a fraction of the examples, which people read in percent."""
+    """Return True if a metric is a fraction of the examples (accuracy), to be shown in percent."""
     return "accuracy" in name.lower()
 
 
 def best_of(name: str, spread: Mapping[str, float | None]) -> float | None:
-    """Return the best value in the `ranges` of a metric; None if no value is finite."""
+    """Return the best value of a metric in its `ranges`; None if no value is finite."""
     return spread.get("max" if is_larger_better(name) else "min")
 
 

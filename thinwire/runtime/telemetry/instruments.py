@@ -1,7 +1,7 @@
-"""Instruments of a node for monitoring: counters, gauges and histograms.
+"""Instruments of a node for monitoring: counters, gauges and histograms, as plain data.
 
-Instruments are plain data. Every role collects its instruments, and `thinwire.proto.metrics_server`
-exports them in Prometheus' text format.
+Every role collects its own instruments, and `thinwire.proto.metrics_server` exports the
+instruments in Prometheus' text format.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-#: Label values -> value; the key is the empty tuple if the instrument has no labels.
+#: Label values -> value of an instrument; the key of an instrument without labels is ().
 Values = Mapping[tuple[str, ...], float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Instrument:
-    """Instrument with a value for each combination of label values.
+    """Instrument: a monitored quantity with a value for each combination of label values.
 
     Attributes:
-        name: Name in lower case with the unit, without prefix and without `_total`.
+        name: Name in lower case with the unit, without the exported prefix and without `_total`.
         kind: Kind of instrument. A counter only grows; a histogram counts whole numbers.
-        text: One sentence that describes the instrument.
+        text: Sentence that describes the quantity.
         labels: Names of the labels; empty for a histogram.
-        values: Label values -> value; for a histogram the whole number as text -> its count.
+        values: Label values -> value. For a histogram: whole number as text -> count of the number.
     """
 
     name: str
@@ -36,19 +36,19 @@ class Instrument:
 def counter(
     name: str, text: str, value: float | Mapping[str, float], label: str | None = None
 ) -> Instrument:
-    """Return a counter with one value, or with one value for each value of ``label``."""
+    """Return an instrument that only grows, with one value, or one for each value of ``label``."""
     return _scalar("counter", name, text, value, label)
 
 
 def gauge(
     name: str, text: str, value: float | Mapping[str, float], label: str | None = None
 ) -> Instrument:
-    """Return a gauge, which rises and falls, with one value or one for each value of ``label``."""
+    """Return an instrument that rises and falls: one value, or one for each value of ``label``."""
     return _scalar("gauge", name, text, value, label)
 
 
 def histogram(name: str, text: str, counts: Mapping[int, int]) -> Instrument:
-    """Return a histogram from whole number -> count."""
+    """Return a histogram; ``counts`` maps a whole number to how often it occurred."""
     values: dict[tuple[str, ...], float] = {
         (str(number),): float(count) for number, count in counts.items()
     }
@@ -56,11 +56,11 @@ def histogram(name: str, text: str, counts: Mapping[int, int]) -> Instrument:
 
 
 def since(instrument: Instrument, before: Instrument | None) -> Instrument:
-    """Return the increase of a counter or a histogram since `before`; a gauge is unchanged.
+    """Return the increase of a counter or a histogram since `before`; a gauge stays the same.
 
-    A node that was restarted from a checkpoint counts events after the checkpoint again, so its
-    totals would decrease at a restart. A scraper takes a decreasing total for a counter that
-    restarted at 0. So exported totals start at 0 with the process.
+    A node that restarts from a checkpoint counts the events after the checkpoint a second time, so
+    its totals would decrease at the restart. A scraper takes a decreasing total for a counter that
+    restarted at 0. So exported totals start at 0 with the node's process.
 
     >>> since(counter("steps", "", 7), counter("steps", "", 5)).values
     {(): 2}

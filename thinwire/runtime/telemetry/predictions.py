@@ -1,7 +1,7 @@
-"""Predictions of an Advisor: the file ``advice.json``, and its comparison with a run.
+"""Predictions of the Advisor (role that proposes a method): ``advice.json`` compared with a run.
 
-The Advisor writes the file once. The node that ends a run reads the file and adds the block
-``advice`` to summary.json.
+The Advisor writes the file once, before a run. The node that ends the run reads the file and adds
+the block ``advice`` to summary.json.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SCHEMA = 1
 
 @dataclasses.dataclass(frozen=True)
 class Prediction(Document):
-    """Predicted speed and traffic of a composition of policies while all workers train."""
+    """Predicted speed and traffic of a method (a composition of policies) if all workers train."""
 
     updates_per_second: float
     samples_per_second: float
@@ -35,7 +35,7 @@ class Prediction(Document):
 
 @dataclasses.dataclass(frozen=True)
 class PredictionSetting(Document):
-    """Settings for which a prediction is valid, in addition to the links and devices."""
+    """Settings of a run for which a prediction is valid, next to its links and devices."""
 
     network: str
     dataset: str
@@ -46,59 +46,59 @@ class PredictionSetting(Document):
 
 @dataclasses.dataclass(frozen=True)
 class Predicted(Document):
-    """One composition of policies with its prediction."""
+    """A method (composition of policies), with its predicted speed and traffic."""
 
-    flags: list[str]  # flags that select the composition
-    digest: str  # digest of the policies and their settings
+    flags: list[str]  # command-line flags that select the composition
+    digest: str  # digest of the composition's policies and their settings
     prediction: Prediction
-    coding_seconds: float  # encoding and decoding time of one exchange on the Advisor's host
+    coding_seconds: float  # time to encode and decode one exchange on the Advisor's host
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerLink(Document):
-    """Measurements of one worker's device and link."""
+    """The Advisor's measurements of one worker's device and network link."""
 
     worker: int  # worker id, from 1
-    step_seconds: float  # compute time of one mini-batch
+    step_seconds: float  # compute time of one mini-batch, in seconds
     up_mbps: float  # uplink rate, in Mbit/s; 0: no limit was found
     down_mbps: float  # downlink rate, in Mbit/s; 0: no limit was found
-    round_trip_seconds: float  # time of one exchange without transfer and coding
-    rounds: int  # number of measured rounds; the values are their medians
+    round_trip_seconds: float  # seconds of one exchange without transfer and coding
+    rounds: int  # number of measured rounds, whose medians the fields hold
 
 
 @dataclasses.dataclass(frozen=True)
 class Excluded(Document):
-    """A composition that was not predicted."""
+    """A method (composition of policies) for which the Advisor has no prediction."""
 
-    flags: list[str]  # flags that select the composition
-    why: str  # reason
+    flags: list[str]  # command-line flags that select the composition
+    why: str  # reason why the composition has no prediction
 
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation(Document):
-    """Content of an Advisor's file."""
+    """Content of the Advisor's file ``advice.json``."""
 
     setting: PredictionSetting
     given: list[str]  # flags of the run for which the Advisor made the file
     links: list[WorkerLink]
-    ideal_samples_per_second: float  # rate if every worker computes all the time
-    rate: float  # fraction of the ideal rate that the proposal should reach
-    predicted: list[Predicted]  # from lossless to lossy compositions
-    left_out: list[Excluded]  # compositions without a prediction
+    ideal_samples_per_second: float  # training rate if no worker ever waits
+    rate: float  # fraction of the ideal rate that the proposed composition should reach
+    predicted: list[Predicted]  # compositions with predictions, from lossless to lossy
+    left_out: list[Excluded]  # compositions without a prediction, with the reasons
     proposal: int  # index of the proposed composition in `predicted`
-    reached: bool  # True if the proposal reaches `rate`
+    reached: bool  # True if the proposed composition reaches the fraction `rate`
     script: list[str] = dataclasses.field(default_factory=list)  # path and arguments of the script
     schema: int = _SCHEMA
 
 
 def digest_of(method: Method) -> str:
-    """Return a digest of a composition; equal digests mean that all settings are equal."""
+    """Return a digest of a method; equal digests mean equal policies with equal settings."""
     text = "\n".join(f"{name}={value}" for name, value in method.fingerprint())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def load(path: pathlib.Path) -> Recommendation:
-    """Read an Advisor's file.
+    """Read and check the Advisor's file at a path.
 
     Raises:
         ConfigurationError: The file cannot be read, or is not an Advisor's file.
@@ -116,9 +116,9 @@ def load(path: pathlib.Path) -> Recommendation:
 
 
 def of_run(run: Run) -> tuple[pathlib.Path, Recommendation] | None:
-    """Return the path and content of the Advisor's file to compare a run with; None without a file.
+    """Return path and content of the Advisor's file to compare a run with; None without a file.
 
-    The file is the value of --advice, or ``advice.json`` in the run directory.
+    --advice names the file; by default it is ``advice.json`` in the run directory.
 
     Raises:
         ConfigurationError: The file cannot be read, or is not an Advisor's file.
@@ -132,17 +132,17 @@ def of_run(run: Run) -> tuple[pathlib.Path, Recommendation] | None:
 def outcome(
     advice: Recommendation, run: Run, status: RunStatus, summary: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a summary's block ``advice``.
+    """Return a summary's block ``advice``, which compares predicted with measured values.
 
     Args:
-        advice: The predictions.
-        run: The run's settings.
-        status: The run's last status.
-        summary: The run's summary, with the measured values.
+        advice: Content of the Advisor's file.
+        run: Settings of the finished run.
+        status: Last status of the run.
+        summary: Summary of the run, with the measured values.
 
     Returns:
-        ``predicted``, ``measured`` and ``off_by`` (predicted / measured - 1), dicts by name. If the
-        file has no prediction for this run, ``predicted`` is None and ``why`` is the reason.
+        Dicts by figure under ``predicted``, ``measured`` and ``off_by`` (predicted / measured - 1).
+        If the file has no prediction for the run, ``predicted`` is None and ``why`` the reason.
     """
     names = [field.name for field in dataclasses.fields(Prediction)]
     measured = {name: summary[name] for name in names}
@@ -167,7 +167,7 @@ def outcome(
 
 
 def in_words(block: Mapping[str, Any]) -> str:
-    """Return an `outcome` as one line for a log."""
+    """Return the comparison of predicted and measured values (`outcome`) as one line for a log."""
     if block["predicted"] is None:
         return f"not comparable: {block['why']}"
     return ", ".join(
@@ -179,12 +179,12 @@ def in_words(block: Mapping[str, Any]) -> str:
 
 
 def network_of(run: Run) -> str:
-    """Return the name of a run's model: the path of the user's file, or the built-in network."""
+    """Return the name of a run's model: the path of a user's file, or a built-in network's name."""
     return run.model.path or run.model.network
 
 
 def _setting_of(run: Run, status: RunStatus) -> PredictionSetting:
-    """Return a run's settings, with the workers' batch size; a Supervisor's flag may differ."""
+    """Return a run's settings for a prediction; the batch size is the workers' in the status."""
     samples = sum(worker.samples for worker in status.workers)
     steps = sum(worker.local_steps for worker in status.workers)
     return PredictionSetting(
@@ -197,7 +197,7 @@ def _setting_of(run: Run, status: RunStatus) -> PredictionSetting:
 
 
 def _difference(predicted: PredictionSetting, here: PredictionSetting) -> str:
-    """Return a phrase for the first difference from the prediction's run; empty without one."""
+    """Return a phrase for the first setting that differs between prediction and run; else ""."""
     for name, value in predicted.to_dict().items():
         if (now := getattr(here, name)) != value:
             return f"the prediction is for {name} {value}, this run has {now}"

@@ -1,8 +1,8 @@
-"""Records of every round of every worker, in the units of ESync's logs.
+"""Time records of every round (local steps and one exchange) of every worker, for --measure.
 
-A worker sends its records in batches to shard 0, which forwards the records to the Supervisor. The
-Supervisor writes a record as a line of ``measure/worker-N.jsonl``. Names and units follow ESync's
-per-round files.
+A worker sends its records in batches to PS shard 0, which forwards the records to the Supervisor.
+The Supervisor writes a record as a line of ``measure/worker-N.jsonl``. Names and units of the
+fields follow the per-round log files of ESync (a synchronization method with published code).
 """
 
 from __future__ import annotations
@@ -15,58 +15,59 @@ from typing import Any, NamedTuple
 from thinwire.ops.pacing import Pacer
 from thinwire.runtime.persistence.documents import Document, parse_json
 
-CHECK_READY = "check ready"  # a query to the state server
+CHECK_READY = "check ready"  # phase of ESync: the worker queries the state server
 GET_BATCH = "get_batch"
-FORWARD_AND_BACKWARD = "forward and backward"  # includes the pause of an emulated device
+FORWARD_AND_BACKWARD = "forward and backward"  # phase with the pause of an emulated slow device
 LOCAL_UPDATE = "local update"
-ENCODE = "encode"  # encoding of the push; ESync's own logs lack this phase
-GLOBAL_UPDATE = "global update"  # exchange of a weight change: barrier, transfer, apply
-GLOBAL_AGGREGATE = "global aggregate"  # exchange of a gradient: barrier, transfer, apply
+ENCODE = "encode"  # phase that encodes the push; ESync's own logs lack this phase
+GLOBAL_UPDATE = "global update"  # phase that exchanges a weight change: barrier, transfer, apply
+GLOBAL_AGGREGATE = "global aggregate"  # phase that exchanges a gradient: barrier, transfer, apply
 EVALUATION = "evaluation"
-#: Phases of an exchange; a round has one of the two phases.
+#: Phases that exchange with the PS; a round has exactly one of these two phases.
 GLOBAL_PHASES = (GLOBAL_UPDATE, GLOBAL_AGGREGATE)
-#: Phases that compute on the model.
+#: Phases in which a worker computes on the model.
 COMPUTING_PHASES = (FORWARD_AND_BACKWARD, LOCAL_UPDATE)
 
-#: Values of --measure: no records, sums of every round, or every local step as well.
+#: Values of --measure: "off" records nothing, "rounds" the sums of each round, "steps" also the
+#: times of each local step.
 LEVELS = ("off", "rounds", "steps")
-#: Size of the largest batch, in bytes: below 256 KiB, the limit of a shard.
+#: Largest size of a batch of records, in bytes: below 256 KiB, which is a PS shard's limit.
 MAX_BATCH_BYTES = 200 << 10
-_DECIMALS = 6  # decimals of seconds and other fractions in a record
+_DECIMALS = 6  # number of decimals of seconds and other fractions in a record
 
 
 class RoundRecord(NamedTuple):
-    """One round as the worker measured it, in seconds of the worker's monotonic clock."""
+    """Record of one round as the worker measured it, in seconds of the worker's monotonic clock."""
 
-    num_iters: int  # number of the worker's exchange, from 1
-    num_samples: int  # examples that the worker trained on in this round
-    total_time: float  # seconds since the worker started to train, with earlier incarnations
-    n_local: int  # number of local steps
-    epoch: int  # completed passes over the worker's own examples
-    version: int  # version of shard 0's model after the round
-    staleness: int  # updates applied between the pull and the merging of the push
-    loss: float | None  # mean training loss over the local steps
-    bytes_sent: int  # bytes sent to all shards, with framing
-    bytes_received: int  # bytes received from all shards, with framing
-    barrier_wait: float  # seconds for which the synchronization rule delayed the reply
-    transfer: float  # round trip without the barrier, in seconds: both links, queues, merging
-    time: dict[str, float]  # phase -> seconds, summed over the round
-    steps: list[dict[str, float]] | None  # phase -> seconds per local step; None: not recorded
+    num_iters: int  # number of the worker's exchange with the PS, from 1
+    num_samples: int  # number of examples that the worker trained on in this round
+    total_time: float  # seconds of training by this worker so far, over all its incarnations
+    n_local: int  # number of local steps in this round
+    epoch: int  # number of passes over its own examples that the worker has completed
+    version: int  # number of updates of PS shard 0's model after the round
+    staleness: int  # updates applied between this worker's pull and its push
+    loss: float | None  # mean training loss over the local steps; None: unknown
+    bytes_sent: int  # bytes sent to all PS shards in this round, with framing
+    bytes_received: int  # bytes received from all PS shards in this round, with framing
+    barrier_wait: float  # seconds for which a PS delayed its reply to wait for workers
+    transfer: float  # seconds of the exchange without the barrier: links, queues, merging
+    time: dict[str, float]  # phase name -> seconds in this round
+    steps: list[dict[str, float]] | None  # per local step: phase -> seconds; None: not recorded
 
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredBy(Document):
-    """Worker process that measured a batch of records."""
+    """Worker process that measured a batch of round records."""
 
     host: str
-    device: str  # device name: cpu, gpu0, gpu1, ...
-    rank: int  # rank from 0: worker N has rank N - 1
-    life: str  # id of the worker's incarnation; `num_iters` grows within an incarnation
+    device: str  # name of the worker's device: cpu, gpu0, gpu1, ...
+    rank: int  # rank of the worker from 0: worker N has rank N - 1
+    life: str  # id of the worker's incarnation, within which `num_iters` grows
 
 
 @dataclasses.dataclass(frozen=True)
 class Round(Document):
-    """Record of a round with its origin, as a line of a file."""
+    """Record of one round, with the worker that measured it, as a line of a file."""
 
     num_iters: int
     num_samples: int
@@ -89,22 +90,22 @@ class Round(Document):
 
     @property
     def global_seconds(self) -> float:
-        """Seconds of the exchange: barrier, transfer and apply."""
+        """Seconds that the round's exchange took: barrier, transfer and apply."""
         return sum(self.time.get(name, 0.0) for name in GLOBAL_PHASES)
 
     @property
     def computing_seconds(self) -> float:
-        """Seconds of computing on the model: forward pass, backward pass and local update."""
+        """Seconds in which the worker computed: forward pass, backward pass and local update."""
         return sum(self.time.get(name, 0.0) for name in COMPUTING_PHASES)
 
     @property
     def entries(self) -> int:
-        """Number of entries of this round in ESync's log: one per local step, one for READY."""
+        """Number of entries of this round in an ESync log: one per local step, one for READY."""
         return self.n_local + (1 if CHECK_READY in self.time else 0)
 
 
 def phases_of(pacer: Pacer) -> tuple[str, ...]:
-    """Return the phases of a worker's round with this pacer, in order."""
+    """Return the phases of a worker's round in order; the pacer sets the number of local steps."""
     local = pacer.queries or not pacer.push_now(1)
     return (
         *((CHECK_READY,) if pacer.queries else ()),
@@ -117,7 +118,7 @@ def phases_of(pacer: Pacer) -> tuple[str, ...]:
 
 
 def pack(origin: MeasuredBy, rows: Iterable[RoundRecord]) -> list[str]:
-    """Encode records as batches of at most MAX_BATCH_BYTES; a longer record loses its steps."""
+    """Encode records as batches of at most MAX_BATCH_BYTES; drop `steps` of a record too long."""
     head = {**origin.to_dict(), "columns": list(RoundRecord._fields)}
     start = _dumps(head)[:-1] + ',"rows":['
     batches: list[str] = []
@@ -138,7 +139,7 @@ def pack(origin: MeasuredBy, rows: Iterable[RoundRecord]) -> list[str]:
 
 
 def unpack(text: str | bytes) -> list[Round]:
-    """Decode an untrusted batch and check every field; raises ValueError."""
+    """Decode an untrusted batch of round records and check every field; raises ValueError."""
     batch = parse_json(text)
     if not isinstance(batch, dict):
         raise ValueError("a batch of rounds is not an object")
@@ -152,7 +153,7 @@ def unpack(text: str | bytes) -> list[Round]:
 
 
 def line_of(each: Round) -> str:
-    """Return a round as one line of a file, without the fields whose value is None."""
+    """Return the record of a round as a line of JSON, without the fields whose value is None."""
     values = {name: value for name, value in each.to_dict().items() if value is not None}
     return _dumps(values) + "\n"
 

@@ -1,8 +1,8 @@
-"""Status document of a run, and the summary made from the status and the evaluations.
+"""Status document of a run, and the run's summary made from its status and its evaluations.
 
-PS shard 0 makes a `RunStatus` and sends it to the Supervisor; the node that ends the run calls
-`summarise`. "Up" is from worker to server. The sender counts the bytes of training on the wire,
-with headers; evaluation pulls do not count.
+PS shard 0 makes a `RunStatus` and sends it to the Supervisor. The node that ends the run calls
+`summarise`. "Up" means from worker to PS. Byte counts are bytes on the wire with headers, counted
+by the sender; pulls for evaluations do not count.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SUMMARY_WORKER_FIELDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Histogram(Document):
-    """Exact counts of whole numbers.
+    """Histogram: how often each whole number occurred, without bins.
 
     >>> Histogram({0: 18, 3: 1, 7: 1}).p95
     3
@@ -55,11 +55,11 @@ class Histogram(Document):
     counts: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def add(self, value: int, times: int = 1) -> None:
-        """Count ``value`` ``times`` more, in place."""
+        """Add ``times`` occurrences of ``value`` to this histogram."""
         self.counts[value] = self.counts.get(value, 0) + times
 
     def merge(self, other: Histogram) -> Histogram:
-        """Return a new histogram with the counts of this and the other histogram added."""
+        """Return a new histogram with the sums of the counts of two histograms."""
         merged = Histogram(dict(self.counts))
         for value, times in other.counts.items():
             merged.add(value, times)
@@ -67,18 +67,18 @@ class Histogram(Document):
 
     @property
     def total(self) -> int:
-        """Number of values counted."""
+        """Number of values that the histogram counts."""
         return sum(self.counts.values())
 
     @property
     def mean(self) -> float:
-        """Mean value; 0 if the histogram is empty."""
+        """Mean of the counted values; 0 if the histogram is empty."""
         weighted = sum(value * times for value, times in self.counts.items())
         return weighted / self.total if self.total else 0.0
 
     @property
     def p95(self) -> int:
-        """Smallest value that at least 95 % of all values do not exceed; 0 if empty."""
+        """Smallest value that at least 95 % of the counted values do not exceed; 0 if empty."""
         seen, total = 0, self.total
         for value in sorted(self.counts):
             seen += self.counts[value]
@@ -94,12 +94,12 @@ class Histogram(Document):
 
 @dataclasses.dataclass(frozen=True)
 class WorkerMetrics(Document):
-    """Figures of one worker. Seconds and bytes are totals since the worker first joined."""
+    """Counts and times of one worker. Seconds and bytes are totals since its first join."""
 
     id: int  # worker id, from 1
     state: Literal["waiting", "training", "suspect", "between fits", "left", "done"] = "waiting"
-    clock: int = 0  # number of finished exchanges
-    lag: int = 0  # exchanges behind the fastest worker
+    clock: int = 0  # number of exchanges that the worker has finished
+    lag: int = 0  # number of exchanges by which the worker is behind the fastest worker
     pushes: int = 0
     samples: int = 0
     local_steps: int = 0
@@ -109,28 +109,28 @@ class WorkerMetrics(Document):
     encode_seconds: float = 0.0
     send_seconds: float = 0.0
     wait_seconds: float = 0.0
-    loss: float | None = None  # mean training loss of the worker's last push; None: no push yet
-    refused: int = 0  # the worker's pushes that never reached the model
-    non_finite: int = 0  # mini-batches with a non-finite gradient, which the worker did not push
+    loss: float | None = None  # mean training loss in the worker's last push; None: no push yet
+    refused: int = 0  # number of the worker's pushes that the PS did not apply to the model
+    non_finite: int = 0  # number of mini-batches not pushed because their gradient was not finite
     restarts: int = 0  # number of times that a Cluster has restarted the worker
-    steps_per_second: float = 0.0  # recent rate of local steps
-    labels: dict[int, int] = dataclasses.field(default_factory=dict)  # label -> examples
-    datagrams: SentCounts | None = None  # counts in the worker's own report; None: no datagrams
+    steps_per_second: float = 0.0  # recent number of the worker's local steps per second
+    labels: dict[int, int] = dataclasses.field(default_factory=dict)  # class -> number of examples
+    datagrams: SentCounts | None = None  # datagrams that the worker sent; None: no datagrams
 
 
 @dataclasses.dataclass(frozen=True)
 class MembershipCounts(Document):
-    """Counts of membership changes and of lost updates."""
+    """Counts of changes in the set of connected workers, and of lost updates."""
 
-    epochs: int = 0  # number of the membership epoch; every change of membership starts an epoch
-    left: int = 0  # number of times that a worker left
-    returned: int = 0  # number of times that a worker returned
-    lost_updates: int = 0  # updates undone by a restart of the server
+    epochs: int = 0  # number of the membership epoch; every join or departure starts an epoch
+    left: int = 0  # number of times that any worker left the run
+    returned: int = 0  # number of times that any worker returned to the run
+    lost_updates: int = 0  # number of updates that restarts of PS shard 0 have undone
 
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus(Document):
-    """Status of a run at one moment, from the view of shard 0."""
+    """Status of a run at one moment, as PS shard 0 knows it."""
 
     run_id: str
     method: str
@@ -139,31 +139,31 @@ class RunStatus(Document):
     nb_ps: int
     num_parameters: int
     seed: int
-    iter_max: int  # limit of updates; 0: no limit
-    version: int = 0  # number of updates applied
-    generation: int = 0  # number of restarts of shard 0
-    samples: int = 0  # examples consumed by the updates applied
-    seconds: float = 0.0  # time from the first pull to the last applied update
-    learning_rate: float = 0.0  # present learning rate
+    iter_max: int  # number of updates at which the run ends; 0: no limit
+    version: int = 0  # number of updates applied to the model
+    generation: int = 0  # number of times that PS shard 0 has restarted
+    samples: int = 0  # number of training examples that the applied updates consumed
+    seconds: float = 0.0  # seconds from the first pull to the last applied update
+    learning_rate: float = 0.0  # learning rate of the next update
     staleness: Histogram = dataclasses.field(default_factory=Histogram)
     rejected_pushes: dict[str, int] = dataclasses.field(default_factory=dict)  # reason -> count
     bytes_up: int = 0
     bytes_down: int = 0
     pushes: int = 0
-    pulls: int = 0  # number of replies that carried weights
+    pulls: int = 0  # number of replies in which the PS sent weights to workers
     membership: MembershipCounts = dataclasses.field(default_factory=MembershipCounts)
     workers: list[WorkerMetrics] = dataclasses.field(default_factory=list)
     policies: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # name -> report
-    stop_reason: str | None = None  # None while training
+    stop_reason: str | None = None  # reason why the run ended; None while it trains
 
     @property
     def dense_bytes(self) -> int:
-        """Size of the whole model in float32, in bytes."""
+        """Size of all model parameters in float32, in bytes."""
         return 4 * self.num_parameters
 
     @property
     def loss(self) -> float | None:
-        """Mean of the workers' last training losses; None if no loss is known."""
+        """Mean of all workers' last training losses; None if no worker has reported a loss."""
         losses = [worker.loss for worker in self.workers if worker.loss is not None]
         return sum(losses) / len(losses) if losses else None
 
@@ -173,17 +173,17 @@ def summarise(
     evaluations: Sequence[Evaluation],
     target: Target | None = None,
 ) -> dict[str, Any]:
-    """Return the document of summary.json.
+    """Return the content of summary.json for a run that has ended.
 
     Args:
         status: Last status of the run.
-        evaluations: Evaluations in the order in which they were made; without evaluations the
+        evaluations: Evaluations of the run in the order in which they were made. If empty, the
             summary has no metrics.
-        target: Target of the run. A target accuracy is an additional mark of
-            ``time_to_accuracy``. None if the run has no target.
+        target: Target of the run (a bound of a metric). The summary's ``time_to_accuracy`` also
+            contains a target accuracy. None if the run has no target.
 
     Raises:
-        ValueError: A policy reports under the name of one of the summary's own keys.
+        ValueError: A policy reports under a name that is one of the summary's own keys.
     """
     valid = standing(evaluations)
     metrics = ranges(valid)
@@ -230,7 +230,7 @@ def summarise(
 
 
 def _traffic(status: RunStatus) -> dict[str, Any]:
-    """Return bytes in total and per exchange, and the compression relative to dense float32."""
+    """Return a run's bytes in total and per exchange, and their ratio to dense float32."""
     return {
         "bytes_up": status.bytes_up,
         "bytes_down": status.bytes_down,
@@ -242,7 +242,7 @@ def _traffic(status: RunStatus) -> dict[str, Any]:
 
 
 def _first_at(mark: Target, evaluations: Sequence[Evaluation]) -> dict[str, Any] | None:
-    """Return the training cost at the first evaluation that reached ``mark``, or None."""
+    """Return the training cost at the first evaluation that reached a target; None if none did."""
     for evaluation in evaluations:
         if mark.is_reached(evaluation.metrics):
             return {
@@ -256,7 +256,7 @@ def _first_at(mark: Target, evaluations: Sequence[Evaluation]) -> dict[str, Any]
 
 
 def _mark_name(mark: float) -> str:
-    """Return the key of an accuracy: 0.8 -> "0.80", 0.875 -> "0.875"."""
+    """Return an accuracy as a key of ``time_to_accuracy``: 0.8 -> "0.80", 0.875 -> "0.875"."""
     text = f"{mark:.2f}"
     return text if float(text) == mark else repr(mark)
 

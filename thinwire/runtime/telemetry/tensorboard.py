@@ -1,8 +1,8 @@
-"""Writer of TensorBoard scalars.
+"""Writer of TensorBoard scalars without TensorFlow.
 
-Event files are TFRecords of Event messages. This module does not use `tf.summary`: its first write
-takes 0.6 s and imports 90 modules, every further write takes a millisecond, and a PS has no
-TensorFlow.
+TensorBoard's event files are TFRecords of Event messages. This module does not use `tf.summary`,
+whose first write takes 0.6 s and imports 90 modules, and whose later writes take a millisecond
+each. A PS may also run without TensorFlow.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from thinwire.runtime.run.files import naming
 
 
 class ScalarFile:
-    """Event file of one process; its directory may hold event files of earlier processes.
+    """TensorBoard event file of one process; its folder may hold files of earlier processes.
 
-    The first scalar creates the file. Only one thread may use the object at a time.
+    The first scalar creates the file. Only one thread at a time may use the object.
     """
 
     def __init__(self, directory: pathlib.Path) -> None:
@@ -33,14 +33,14 @@ class ScalarFile:
         self._file: io.FileIO | None = None
 
     def write(self, values: Mapping[str, float | None], step: int) -> None:
-        """Append the finite values at model version ``step``; None, NaN and infinity are skipped.
+        """Append scalars to the event file; None, NaN and infinity are skipped.
 
         Args:
-            values: Tag -> value.
-            step: Model version.
+            values: TensorBoard tag -> value.
+            step: Model version (number of applied updates) to which the values belong.
 
         Raises:
-            OSError: The file cannot be written.
+            OSError: The event file cannot be written.
         """
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -52,14 +52,14 @@ class ScalarFile:
         self._append(file, step=step, summary=Summary(value=points))
 
     def close(self) -> None:
-        """Close the file; do nothing if it is closed already."""
+        """Close the event file; do nothing if the file is closed already."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _open(self) -> io.FileIO:
         self._directory.mkdir(parents=True, exist_ok=True)
-        # TensorBoard finds its files by this prefix and reads them in the order of their names.
+        # TensorBoard finds event files by this prefix and reads the files in order of their names.
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
         self._file = open(self._directory / name, "xb", buffering=0)  # noqa: SIM115 - see `close`
         self._append(self._file, file_version="brain.Event:2")

@@ -1,4 +1,4 @@
-"""Dividing arrays among workers: all data that Keras slices along the first axis, nested or not."""
+"""Division of arrays among workers: of all data that Keras slices along the first axis."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from thinwire.script.data.place import BatchParts, Rounds, Shared, WorkerPlace
 from thinwire.script.data.rounds import UnknownRounds, dealt_rounds, full_rounds
 from thinwire.script.data.windows import as_traced, count_epochs
 
-#: Keras' default batch size.
+#: Batch size of Keras' `fit` if the script gives none, in rows.
 DEFAULT_BATCH_SIZE = 32
-#: Part of the seed that separates the row orders of epochs from other draws with the run's seed.
+#: Number in the seeds of epochs' row orders, which separates them from all draws for other uses.
 _ORDERS = 1
-#: The --partition that depends on the number of rows only.
+#: Value of --partition that depends only on the number of rows.
 _EQUAL = "iid"
-#: The --partition values that deal rows out by label.
+#: Values of --partition that give rows to workers by label.
 _BY_LABEL = ("class", "dirichlet")
 
 
 def are_arrays(data: Any) -> bool:
-    """Return True if Keras would accept a structure as arrays."""
+    """Return True if Keras' `fit` would accept a (nested) structure as arrays."""
     return bool(can_convert_arrays(data))
 
 
 def num_rows(data: Any) -> int:
-    """Return the length of the first axis of a structure of arrays.
+    """Return the number of rows (length of the first axis) of a structure of arrays.
 
     Raises:
         ConfigurationError: The arrays differ in length, or the structure has no array.
@@ -52,9 +52,9 @@ def num_rows(data: Any) -> int:
 
 
 def take_rows(data: Any, positions: NDArray[np.int64]) -> Any:
-    """Return the rows at some positions of each array of a structure.
+    """Return the rows at the given positions of each array in a structure.
 
-    NumPy arrays stay NumPy arrays of the same dtype; Keras' slicing cuts all other arrays.
+    NumPy arrays stay NumPy arrays of the same dtype; Keras' own slicing cuts all other arrays.
     """
     return tree.map_structure(lambda leaf: _take(leaf, positions), data)
 
@@ -69,16 +69,16 @@ def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """Return this worker's part of the arrays that the script gave to `fit`.
 
     The rows of `validation_split` are cut off first, as in Keras. If all workers step together, the
-    workers' k-th batches together are the script's k-th batch, in the script's order or in an order
-    that all workers shuffle alike.
+    workers' k-th batches together are the script's k-th batch. All workers use the same order of
+    rows: the script's order, or a shuffled order from a common seed.
 
     Args:
         arguments: Arguments of Keras' fit, by name.
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
 
     Raises:
         ConfigurationError: A worker would have no rows, a batch in the middle of an epoch would
-            have fewer rows than workers, or the labels do not fit the partition.
+            have fewer rows than the run has workers, or the labels do not fit --partition.
     """
     fit_arguments = dict(arguments)
     cut_off_validation(fit_arguments)
@@ -122,21 +122,23 @@ def steps_of_worker(
     place: WorkerPlace,
     is_repeated: bool = False,
 ) -> int | None:
-    """Return this worker's steps_per_epoch for data whose pass has `total` rows.
+    """Return this worker's steps_per_epoch for data with `total` rows; None to let Keras count.
 
-    If the last batch of a pass has fewer rows than workers, a worker without rows has one step
-    fewer in that pass. With steps_per_epoch Keras would fill the missing step from the next pass,
-    and the workers' steps would then belong to different batches of the script.
+    If the last batch of a pass over the data has fewer rows than the run has workers, a worker
+    without rows has one step fewer in that pass. With steps_per_epoch Keras would take the missing
+    step from the next pass. The workers' steps would then belong to different batches of the
+    script.
 
     Args:
         given: Arguments of Keras' fit, by name.
-        total: Rows of one pass over the data.
+        total: Number of rows in one pass over the data.
         batch_size: Batch size of the script, in rows.
-        place: This worker's place in the run.
-        is_repeated: True if the data repeats its batches itself.
+        place: This worker's place in the run: its number and the rules of division.
+        is_repeated: True if the data itself repeats its batches after a pass.
 
     Raises:
-        ConfigurationError: A batch with fewer rows than workers lies in the middle of an epoch.
+        ConfigurationError: A batch in the middle of an epoch has fewer rows than the run has
+            workers.
     """
     steps, num_remaining, num_batches = (
         given.get("steps_per_epoch"),
@@ -145,7 +147,7 @@ def steps_of_worker(
     )
     if place.lacks_rows(num_remaining) and (steps or is_repeated):
         if steps == num_batches and not is_repeated:
-            return None  # each epoch of `fit` is one pass: Keras finds its end itself
+            return None  # each epoch of `fit` is one pass, whose end Keras finds itself
         num_epochs = (given.get("epochs") or 1) - (given.get("initial_epoch") or 0)
         if steps is None or steps * num_epochs >= num_batches:
             with_steps = f"(steps_per_epoch={steps})" if steps else ""
@@ -158,13 +160,13 @@ def steps_of_worker(
 def _rounds(
     place: WorkerPlace, batch_size: int, total: int, sizes: tuple[int, ...] | None, repeats: bool
 ) -> Rounds | None:
-    """Return the row counts of all workers' steps; None if workers do not divide batches.
+    """Return the row counts of all workers in each step; None if workers do not divide batches.
 
     Args:
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
         batch_size: Batch size of the script, in rows.
-        total: Rows that the script gave to `fit` on this worker.
-        sizes: Rows of each worker's part; None if the script divides its rows itself.
+        total: Number of rows that the script gave to `fit` on this worker.
+        sizes: Number of rows in each worker's part; None if the script divides its rows itself.
         repeats: True if the script sets steps_per_epoch.
     """
     if not place.divides_batch:
@@ -180,23 +182,23 @@ def _rounds(
 
 
 def _reorders(shuffle: Any) -> bool:
-    """Return True if `shuffle` moves rows across batches; "batch" keeps rows in their batch."""
+    """Return True if the `shuffle` argument moves rows between batches; "batch" does not."""
     return bool(shuffle) and shuffle != "batch"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Shares:
-    """Rule by which the rows of arrays become this worker's batches.
+    """Rule by which the rows of a script's arrays become this worker's batches.
 
     Attributes:
         rows: [n] int64 row numbers of an epoch, in the script's order: the rows of all workers if
             `is_dealt`, else the rows of this worker.
-        window: Number of `rows` in a full window; this worker makes one batch of each window.
-        is_dealt: True if the rows of each window are dealt out among the workers, in each epoch
-            again.
+        window: Number of `rows` in a full window, from which this worker makes one batch.
+        is_dealt: True if each epoch distributes the rows of each window among the workers.
         sizes: Number of rows of each worker in an epoch.
         num_batches: Number of this worker's batches in an epoch.
-        short_by: Steps by which this worker's epoch is shorter than the longest one.
+        short_by: Number of steps by which this worker's epoch is shorter than the longest epoch of
+            a worker.
     """
 
     rows: NDArray[np.int64]
@@ -208,7 +210,7 @@ class _Shares:
 
     @classmethod
     def of(cls, targets: Any, total: int, batch_size: int, place: WorkerPlace) -> _Shares:
-        """Divide `total` rows by the run's --partition. Raises ConfigurationError."""
+        """Divide `total` rows among the workers by --partition. Raises ConfigurationError."""
         rule = dataclasses.replace(place.rule, batch_size=place.part_of_batch(batch_size, worker=1))
         if rule.partition == _EQUAL:
             if total < place.num_workers:
@@ -238,9 +240,9 @@ class _Shares:
         """Return the row numbers of this worker's batches in an epoch, batch after batch.
 
         Args:
-            epoch: Number of the epoch within the fit, from 0.
+            epoch: Number of the epoch within the call of `fit`, from 0.
             shuffle: Argument `shuffle` of `fit`: True, False or "batch".
-            place: This worker's place in the run.
+            place: This worker's place in the run: its number and the rules of division.
         """
         rows = self.rows
         if _reorders(shuffle):
@@ -259,12 +261,12 @@ class _Shares:
 
 
 def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict[str, Any]:
-    """Return the arguments of `fit` that replace the arrays by a dataset of this worker's batches.
+    """Return arguments of `fit` in which a dataset of this worker's batches replaces the arrays.
 
-    Each epoch deals the rows in a different way, so a worker's rows cannot be cut off before `fit`.
-    The arrays are not copied: each batch gathers its rows from the whole arrays. This function
-    shuffles and counts epochs itself, because Keras' shuffle repeats its order in each epoch if
-    TensorFlow's global seed is set, and the launcher sets that seed.
+    Each epoch distributes the rows differently among the workers, so a worker's rows cannot be cut
+    off before `fit`. The arrays are not copied: each batch gathers its rows from the whole arrays.
+    The dataset shuffles and counts epochs itself: Keras' own shuffle repeats its order in each
+    epoch if TensorFlow's global seed is set, and the launcher sets that seed.
     """
     adapter = ArrayDataAdapter(
         given.get("x"),
@@ -277,7 +279,7 @@ def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict
         array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
     )
     size, shuffle = given["batch_size"], given.get("shuffle", True)
-    # A model may need a static batch size. As in Keras it is static if all batches are full.
+    # A model may need a static batch size. As in Keras, the size is static if all batches are full.
     shape = [size if shares.num_own(place) % size == 0 else None]
 
     def rows_of_epoch(epoch: Any) -> NDArray[np.int64]:
@@ -299,7 +301,7 @@ def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict
     return {
         "x": batches.apply(fixed_length).prefetch(tf.data.AUTOTUNE),
         "y": None,
-        "batch_size": None,  # KerasHub's fit rejects a batch_size next to a dataset of batches
+        "batch_size": None,  # KerasHub's fit rejects a batch_size together with a dataset
         "sample_weight": None,
         "class_weight": None,
         "shuffle": False,
@@ -307,20 +309,20 @@ def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict
 
 
 def _gather(rows: Any, arrays: Any) -> Any:
-    """Return some rows of each array of a structure, as Keras slices arrays."""
+    """Return the rows of the given numbers of each array in a structure, as Keras slices arrays."""
 
     def gather(array: Any) -> Any:
         if isinstance(array, array_slicing.TensorflowSparseWrapper):
             return array_slicing.slice_tensorflow_sparse_wrapper(array, rows)
         if isinstance(array, list | tuple | dict):
-            return None  # not a leaf: `traverse` descends into the structure
+            return None  # a container, not an array: `traverse` descends into it
         return tf.gather(array, rows, axis=0) if tf.is_tensor(array) else array
 
     return tree.traverse(gather, arrays)
 
 
 def cut_off_validation(given: dict[str, Any]) -> None:
-    """Replace `validation_split` by `validation_data`, in place, as Keras' fit does."""
+    """Replace `validation_split` in the arguments by `validation_data`, as Keras' fit does."""
     fraction = given.get("validation_split")
     if not fraction or given.get("validation_data") is not None:
         return
@@ -331,12 +333,12 @@ def cut_off_validation(given: dict[str, Any]) -> None:
 
 
 def labels_of(targets: Any, total: int, partition: str) -> NDArray[np.integer]:
-    """Return one label per row; zeros for a partition that does not use labels.
+    """Return the label of each row; return zeros for a partition that does not use labels.
 
     Args:
         targets: Argument `y` of `fit`: classes [N] or [N, 1], or one-hot vectors [N, C].
-        total: Number of rows N.
-        partition: A name of ``data.PARTITIONS``.
+        total: Number N of rows in the training data.
+        partition: Value of --partition.
 
     Raises:
         ConfigurationError: The targets do not give one class per row.

@@ -1,4 +1,4 @@
-"""Dividing a keras.utils.PyDataset, which makes a batch for each index, among workers."""
+"""Division of a keras.utils.PyDataset, which makes a batch for each index, among workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from thinwire.script.data.place import BatchParts, Rounds, Shared, WorkerPlace, 
 from thinwire.script.data.rounds import EvenRounds, UnknownRounds, check_rows
 from thinwire.script.data.rows import arrays_of_rows, map_rows, num_rows
 
-#: Part number that stands for a whole batch.
+#: Number in a worker's plan that stands for a whole batch instead of one part of a batch.
 _WHOLE = -1
 
 
@@ -33,11 +33,11 @@ def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
 
     Args:
         arguments: Arguments of Keras' fit, by name.
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
 
     Raises:
         ConfigurationError: --partition is not iid, the PyDataset has fewer batches than workers, or
-            a batch to be divided has fewer rows than workers.
+            a batch to be divided has fewer rows than the run has workers.
     """
     fit_arguments, whole = dict(arguments), arguments["x"]
     if not place.is_shared:
@@ -73,7 +73,7 @@ def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
 
 
 def _unshared_rounds(place: WorkerPlace) -> Rounds | None:
-    """Return the row counts of all workers' steps if the script divides the batches itself."""
+    """Return the row counts of all workers in each step if the script divides the data itself."""
     if not place.divides_batch:
         return None
     if not place.one_group:
@@ -82,7 +82,7 @@ def _unshared_rounds(place: WorkerPlace) -> Rounds | None:
 
 
 def _rounds(mine: SharedBatches, place: WorkerPlace, steps: int | None) -> Rounds | None:
-    """Return the row counts of all workers' steps; None if workers do not divide batches."""
+    """Return the row counts of all workers in each step; None if workers do not divide batches."""
     if not place.divides_batch:
         return None
     if not place.one_group:
@@ -95,7 +95,7 @@ def _rounds(mine: SharedBatches, place: WorkerPlace, steps: int | None) -> Round
 
 
 def part_of_batches(dataset: keras.utils.PyDataset, place: WorkerPlace) -> keras.utils.PyDataset:
-    """Return a PyDataset of this worker's batches, in their order.
+    """Return a PyDataset of this worker's batches, in the order of the script's PyDataset.
 
     Raises:
         ConfigurationError: --partition is not iid, or the PyDataset has fewer batches than workers.
@@ -112,9 +112,9 @@ class _Sizes:
     """Number of a PyDataset's batches, and rows of its first and its last batch.
 
     Attributes:
-        num_batches: Batches of an epoch; None if the PyDataset has no end.
-        first: Rows of the first batch.
-        last: Rows of the last batch; `first` if the PyDataset has no end.
+        num_batches: Number of batches in an epoch; None if the PyDataset has no end.
+        first: Number of rows in the first batch.
+        last: Number of rows in the last batch; equal to `first` if the PyDataset has no end.
         of_rows: For each array of a batch, True if the array has one row for each example.
     """
 
@@ -137,48 +137,50 @@ class _Sizes:
 
     @property
     def num_examples(self) -> int | None:
-        """Rows of an epoch whose batches except the last are equally large; None without an end."""
+        """Number of rows in an epoch whose last batch alone may be shorter; None without an end."""
         if self.num_batches is None:
             return None
         return (self.num_batches - 1) * self.first + self.last
 
 
 class SharedBatches(keras.utils.PyDataset):
-    """A worker's part of a PyDataset.
+    """A worker's part of a script's PyDataset.
 
-    A window is n batches for n workers. If workers train on whole batches, a worker gets one batch
-    of each window. If workers divide batches, the number of steps is the script's, in one of two
-    ways. Without shuffling, every worker makes each batch and keeps its part of the rows, so that
-    the workers' k-th steps together are the script's k-th batch. With shuffling, a worker makes
-    one batch of each window and trains on its n parts in n steps, so that only one worker makes
-    each batch. All workers divide the batches of a last, incomplete window by rows.
+    A window is n successive batches in a run of n workers. If workers train on whole batches, a
+    worker gets one batch of each window. If workers divide batches, a worker has as many steps as
+    the script, in one of two ways. Without shuffling, every worker makes each batch and keeps its
+    part of the rows, so that the workers' k-th steps together are the script's k-th batch. With
+    shuffling, a worker makes one batch of each window and trains on the n parts of this batch in n
+    steps, so that only one worker makes each batch. All workers divide the batches of a last,
+    incomplete window by rows.
     """
 
     def __init__(
         self, whole: keras.utils.PyDataset, place: WorkerPlace, sizes: _Sizes, shuffled: bool
     ) -> None:
-        """Plan the first epoch.
+        """Plan the steps of the first epoch.
 
         Args:
             whole: PyDataset of the script.
-            place: This worker's place in the run.
-            sizes: Batch sizes of `whole`.
+            place: This worker's place in the run: its number and the rules of division.
+            sizes: Number and sizes of the batches of `whole`.
             shuffled: True if `fit` shuffles the batches of each epoch.
         """
         super().__init__(whole.workers, whole.use_multiprocessing, whole.max_queue_size)
         self._whole, self._place, self._shuffled = whole, place, shuffled
         self._of_rows = sizes.of_rows
-        # Worker 1 alone takes a last batch that has fewer rows than the run has workers.
+        # A last batch with fewer rows than the run has workers is not divided: worker 1 takes it.
         self._last_is_short = place.divides_batch and sizes.last < place.num_workers
         self._sizes = sizes
         self._epoch = 0
         self._plan = self._plan_of(place.worker)
-        self._plans: list[list[tuple[int, int]] | None] | None = None  # of all workers, by epoch
+        # For each worker the plan of the epoch; None until `num_rows` needs the plans.
+        self._plans: list[list[tuple[int, int]] | None] | None = None
         self._made: dict[int, _MadeBatch] = {}
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for another process, without cached batches and the lock."""
+        """Return the state to send to a data-loading process, without cached batches and lock."""
         return {**self.__dict__, "_made": {}, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -187,12 +189,12 @@ class SharedBatches(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int | None:
-        """This worker's steps of an epoch; None if the PyDataset has no end."""
+        """Number of this worker's steps in an epoch; None if the PyDataset has no end."""
         return None if self._plan is None else len(self._plan)
 
     @property
     def short_by(self) -> int:
-        """Steps by which this worker's epoch is shorter than the longest."""
+        """Number of steps by which this worker's epoch is shorter than a worker's longest epoch."""
         number = self._whole.num_batches
         if number is None or self._plan is None:
             return 0
@@ -203,14 +205,14 @@ class SharedBatches(keras.utils.PyDataset):
 
     @property
     def parts(self) -> BatchParts:
-        """Parts of the script's batches in each step; worker 1 takes a whole short last batch."""
+        """Number of parts of a script's batch in each step of this worker, for learning rates."""
         place = self._place
         if not (self._last_is_short and place.worker == 1):
             return BatchParts.alike(place)
         return BatchParts(place.parts_of_batch, self.num_batches, place.num_workers)
 
     def __getitem__(self, step: int) -> Any:
-        """Return this worker's rows of a step of the epoch."""
+        """Return the rows that this worker trains on in a step of the epoch, as a batch."""
         place, plan = self._place, self._plan
         index, part = self._endless(step, place.worker) if plan is None else plan[step]
         if part == _WHOLE:
@@ -234,9 +236,9 @@ class SharedBatches(keras.utils.PyDataset):
             self._whole.on_epoch_begin()
         number = self._whole.num_batches
         if self._shuffled and number is not None:
-            # Keras would draw the order of the batches at this point. Drawing it leaves Python's
-            # generator in the state that it has without Thinwire: a model that the script builds
-            # later gets the same initial weights.
+            # Keras would draw the order of the batches at this point. Drawing an order of the same
+            # length leaves Python's generator in the state that it has without Thinwire. So a model
+            # that the script builds later gets the same initial weights as without Thinwire.
             random.shuffle(list(range(number)))
 
     def on_epoch_end(self) -> None:
@@ -249,11 +251,11 @@ class SharedBatches(keras.utils.PyDataset):
 
     @property
     def is_even(self) -> bool:
-        """True if the script's last batch has as many rows as its first one."""
+        """True if the script's last batch has as many rows as its first batch."""
         return self._sizes.last == self._sizes.first
 
     def num_rows(self, step: int, own: int) -> int:
-        """Return the rows of all workers in a step, as `Rounds` specifies."""
+        """Return the number of rows that all workers train on in a step, as `Rounds` specifies."""
         place = self._place
         plans = self._plans
         if plans is None:
@@ -263,7 +265,7 @@ class SharedBatches(keras.utils.PyDataset):
         return sum(rows)
 
     def _rows_of(self, plan: list[tuple[int, int]] | None, worker: int, step: int) -> int:
-        """Return the rows of a worker's step; 0 after the worker's last step."""
+        """Return the number of rows in a worker's step; 0 after the worker's last step."""
         if plan is None:
             index, part = self._endless(step, worker)
         elif step < len(plan):
@@ -275,18 +277,18 @@ class SharedBatches(keras.utils.PyDataset):
         return rows if part == _WHOLE else len(range(part, rows, self._place.num_workers))
 
     def _positions(self, num_rows: int, index: int, part: int) -> NDArray[np.int64]:
-        """Return the positions of the rows that belong to one part of a batch."""
+        """Return the positions of one part's rows within a batch."""
         seed = (self._place.rule.seed, self._place.fits_before, self._epoch, index)
         return np.flatnonzero(deal(num_rows, self._place.num_workers, seed) == part + 1)
 
     def _dealt(self, window: int, num_batches: int, worker: int) -> list[int]:
-        """Return the positions of a worker's batches in a window of whole batches."""
+        """Return the positions of a worker's batches within a window of successive batches."""
         place = dataclasses.replace(self._place, worker=worker)
         positions: list[int] = place.positions(num_batches, self._epoch, window).tolist()
         return positions
 
     def _plan_of(self, worker: int) -> list[tuple[int, int]] | None:
-        """Return a worker's (batch, part) for each step of an epoch; None if there is no end."""
+        """Return a worker's plan: (batch, part) for each step of an epoch; None without an end."""
         number = self._whole.num_batches
         if number is None:
             return None
@@ -323,10 +325,10 @@ class SharedBatches(keras.utils.PyDataset):
 
 
 class _MadeBatch:
-    """A batch that several steps divide; the first thread that needs the batch makes it."""
+    """A batch that several steps divide; the first step's thread that needs the batch makes it."""
 
     def __init__(self) -> None:
-        self.num_parts = 0  # parts that steps have taken
+        self.num_parts = 0  # number of parts of the batch that steps have taken so far
         self._lock = threading.Lock()
         self._batch: Any = None
 
@@ -339,16 +341,18 @@ class _MadeBatch:
 
 @contextlib.contextmanager
 def same_randomness(dataset: Any, place: WorkerPlace, number: int) -> Iterator[None]:
-    """Make Python, NumPy and a dataset's generators draw the same numbers on every worker.
+    """Make all random generators draw the same numbers on every worker within the block.
 
-    Afterwards the generators return to their previous states. Workers make different batches, so
-    the states differ by worker; only reseeding for each block makes the draws equal.
+    These are Python's and NumPy's global generators and the generators of a PyDataset. At the end
+    of the block the generators return to their previous states. Workers make different batches, so
+    the states differ by worker; only seeding the generators for each block makes the draws equal.
 
     Args:
         dataset: PyDataset whose attributes may be random generators.
         place: This worker's place in the run. Python and NumPy draw different numbers in each
             `fit`. The dataset's generators draw different numbers in each `fit` on the same
-            dataset; a dataset newly made for each `fit` draws equal numbers, as it does alone.
+            dataset. A dataset that the script makes for each `fit` draws equal numbers in each
+            `fit`, as it does without Thinwire.
         number: Number of the block within one `fit`; each number gives different draws.
     """
     seed = place.rule.seed

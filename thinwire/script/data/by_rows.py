@@ -1,10 +1,10 @@
-"""Trial that shows if a `map` over batches computes each row independently of the other rows.
+"""Trial that shows if a tf.data `map` over batches computes each row independently.
 
-A worker that takes a part of each batch may run a map on its part alone only if the map computes
-rows independently. A map that subtracts the batch's mean, ranks its rows or divides by the number
-of rows gives different values on a part. The trial calls the map's function on one batch, on the
-workers' parts of the batch, and on the batch with one row changed. The result for a row must be the
-same in each call.
+A worker that takes a part of each batch may run the map on its part alone only if the map computes
+each row without the batch's other rows. A map that subtracts the batch's mean, ranks its rows or
+divides by the number of rows gives different values on a part. The trial calls the map's function
+on one batch, on the workers' parts of the batch, and on the batch with one row changed. The result
+for an unchanged row must be the same in each call.
 
 During the trial, ops that draw random numbers return a constant. So augmentation that draws for
 each row counts as independent.
@@ -26,23 +26,24 @@ from thinwire.script.data.place import WorkerPlace, deal
 from thinwire.script.data.rows import arrays_of_rows
 from thinwire.script.data.windows import rows_in, take_rows_of
 
-#: Tolerance in units of the dtype's epsilon: a matrix product rounds differently when the number of
-#: rows changes.
+#: Largest difference of equal results, in units of the dtype's epsilon: a matrix product rounds
+#: differently when the number of rows changes.
 _ROUNDINGS = 100
 
 
 def mixes_rows(wrapper: Any, batch: Any, place: WorkerPlace) -> bool:
-    """Return True if a map's function gives different rows for parts of a batch than for the whole.
+    """Return True if a map's function gives a batch's parts other rows than the whole batch.
 
     Args:
         wrapper: The map's function, as tf.data wraps it.
         batch: An element of the map's input with at least two rows; None if no element is known.
-        place: Place of any worker of the run; the trial deals the rows out as this place does.
+        place: Place of any worker in the run; the trial distributes the rows as this place does.
 
     Returns:
-        True also if no batch is known. False if the function fails on the whole batch, because it
-        then fails without Thinwire too. False if the function's result differs from call to call,
-        as for augmentation in Python.
+        True if the parts give different rows, or if no batch is known. False if the parts give
+        equal rows, or if the function fails on the whole batch, because the script then fails
+        without Thinwire as well. False also if the function's result for one batch differs from
+        call to call, as for augmentation in Python.
     """
     if batch is None:
         return True
@@ -61,7 +62,7 @@ def mixes_rows(wrapper: Any, batch: Any, place: WorkerPlace) -> bool:
 
 
 class _Attempt:
-    """A map's function, a batch, and its result for the batch."""
+    """Trial of a map: the map's function, a batch, and the function's result for the batch."""
 
     def __init__(self, wrapper: Any, call: Callable[..., Any], batch: Any, whole: Any) -> None:
         self._taken = arrays_of_rows(wrapper._input_structure)
@@ -70,7 +71,7 @@ class _Attempt:
         self._num_rows = int(rows_in(batch, self._taken))
 
     def mixes(self, place: WorkerPlace) -> bool:
-        """Return True if the workers' parts give different rows than the whole batch."""
+        """Return True if the map gives the workers' parts other rows than the whole batch."""
         owners = deal(self._num_rows, place.num_workers, (place.rule.seed, 0, 0, 0))
         for worker in np.unique(owners):
             rows = np.flatnonzero(owners == worker)
@@ -83,22 +84,22 @@ class _Attempt:
         return False
 
     def reacts(self) -> bool:
-        """Return True if a change of the first row changes the results of the other rows.
+        """Return True if a change of a batch's first row changes the map's results for later rows.
 
-        `mixes` misses a map that depends on the maximum or the number of positives of a batch if
-        all parts happen to have the same one. A change of the first row reveals that map.
+        `mixes` misses a map that depends on the maximum of a batch, for example, if all parts of
+        the batch happen to have the same maximum. A change of the first row reveals that map.
         """
         other_rows = np.arange(1, self._num_rows)
         try:
             changed = self._call(tf.nest.map_structure(_with_other_first_row, self._batch))
         except tf.errors.OpError:
-            return False  # the function rejects the invented row
+            return False  # the function rejects the changed row
         results = [take_rows_of(rows, other_rows, self._given) for rows in (self._whole, changed)]
         return not _are_alike(*results)
 
 
 def _with_other_first_row(rows: Any) -> Any:
-    """Return a dense component of a batch with its first row changed to an outlier."""
+    """Return a dense array of a batch with its first row changed to an outlier."""
     if not tf.is_tensor(rows) or isinstance(rows, tf.SparseTensor | tf.RaggedTensor):
         return rows
     if not rows.shape.rank or rows.shape[0] < 2:
@@ -108,13 +109,13 @@ def _with_other_first_row(rows: Any) -> Any:
         first = first * 1000 + 1000
     elif rows.dtype == tf.uint8:
         first = 255 - first
-    else:  # a number may be an identifier: only numbers of the batch are surely valid
+    else:  # an integer may be an identifier: only integers in the batch are surely valid
         first = second
     return tf.concat([first, rows[1:]], axis=0)
 
 
 def _are_alike(first: Any, second: Any) -> bool:
-    """Return True if two results are equal except for rounding."""
+    """Return True if two results of the map's function are equal except for rounding."""
     pairs = [tf.nest.flatten(result, expand_composites=True) for result in (first, second)]
     if len(pairs[0]) != len(pairs[1]):
         return False
@@ -138,30 +139,30 @@ def _are_alike(first: Any, second: Any) -> bool:
 
 @contextlib.contextmanager
 def _kept_variables(function: Any) -> Iterator[None]:
-    """Restore the values of a function's variables at the end of the block."""
+    """Restore the values of a traced function's variables at the end of the block."""
     values = [(variable, variable.read_value()) for variable in function.graph.variables]
     try:
         yield
     finally:
         for variable, value in values:
-            with contextlib.suppress(AttributeError):  # a read-only variable
+            with contextlib.suppress(AttributeError):  # the variable is read-only
                 variable.assign(value)
 
 
-# -- the same function without random numbers ------------------------------------------------------
+# -- the map's function without random numbers -----------------------------------------------------
 
-#: Random ops whose first input is the shape of their result.
+#: Names of random ops whose first input is the shape of their result.
 _DRAWS = re.compile(
     r"(Stateless)?(RandomUniform|RandomStandardNormal|RandomNormal|TruncatedNormal"
     r"|RandomUniformFullInt|RandomUniformInt)(V2)?"
 )
 _SHUFFLES = ("RandomShuffle", "StatelessShuffle")
-#: Random ops that `_replace_draws` cannot replace by a constant.
+#: Names of random ops that `_replace_draws` cannot replace by a constant.
 _OTHER_DRAWS = re.compile(r"Multinomial|Gamma|Poisson|Binomial|Parameterized|RandomDataset")
 
 
 def _without_randomness(wrapper: Any) -> Callable[..., Any] | None:
-    """Return a traced function whose draws are constants; None if one of its ops has none."""
+    """Return the function with constants instead of random draws; None if that is impossible."""
     function = wrapper.function
     definition = function.graph.as_graph_def()
     bodies = [
@@ -186,7 +187,7 @@ def _without_randomness(wrapper: Any) -> Callable[..., Any] | None:
 
 
 def _replace_draws(body: Any, suffix: str) -> None:
-    """Replace every random op of a graph or a function by a constant, in place."""
+    """Replace every random op in a graph or in one of its functions by a constant, in place."""
     constants = []
     for node in body:
         if node.op in _SHUFFLES:
@@ -199,7 +200,7 @@ def _replace_draws(body: Any, suffix: str) -> None:
             of_shape = (node.attr["Tshape"] if "Tshape" in node.attr else node.attr["T"]).type
             value = node_def_pb2.NodeDef(name=f"{node.name}_drawn", op="Const")
             value.attr["dtype"].type = kind
-            if "UniformInt" in node.op:  # the lowest number that the op may draw
+            if "UniformInt" in node.op:  # replaced by the lowest number that the op may draw
                 lowest = node.input[-2 if not node.input[-1].startswith("^") else -3]
             else:
                 tensor = tf.make_tensor_proto(0.5 if tf.DType(kind).is_floating else 1, dtype=kind)
@@ -215,7 +216,7 @@ def _replace_draws(body: Any, suffix: str) -> None:
 
 
 def _rename_functions(definition: graph_pb2.GraphDef) -> None:
-    """Rename a graph's functions: TensorFlow has registered the script's names already."""
+    """Rename a graph's functions: TensorFlow has registered their names for the script's graph."""
     names = {library_function.signature.name for library_function in definition.library.function}
     new_names = {name: f"{name}_{id(definition)}_drawn" for name in names}
     bodies = [
@@ -234,7 +235,7 @@ def _rename_functions(definition: graph_pb2.GraphDef) -> None:
 
 
 def _imported(definition: graph_pb2.GraphDef, function: Any) -> Callable[..., Any]:
-    """Return a graph as a function with the inputs and captures of the script's function."""
+    """Return a graph as a Python function with the inputs and captures of the script's function."""
     inputs, outputs = function.graph.inputs, function.graph.outputs
 
     def body(*tensors: Any) -> Any:

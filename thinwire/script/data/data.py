@@ -1,4 +1,4 @@
-"""Division of a script's training data: finds the form of the data and divides it."""
+"""Division of a script's training data among workers: finds the data's form and divides it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ __all__ = ["Shared", "WorkerPlace", "part_of_data", "share"]
 
 
 def share(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
-    """Return the arguments of Keras' fit for this worker.
+    """Return the arguments of Keras' fit with this worker's part of the training data.
 
     Args:
         arguments: Arguments of the script's call of Keras' fit, by name; not modified.
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
 
     Returns:
-        The arguments with this worker's part of the training data, its batch size and its steps.
+        The arguments with this worker's part of the training data, batch size and number of steps.
         Data that Keras itself rejects is returned unchanged.
 
     Raises:
-        ConfigurationError: The data cannot be divided into disjoint and complete parts, or a part
+        ConfigurationError: The data cannot be divided into disjoint parts that cover it, or a part
             would be empty.
     """
     x = arguments.get("x")
@@ -58,7 +58,7 @@ def share(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
 
 
 def _unshareable(x: Any) -> str:
-    """Return the name of a form that Keras accepts and Thinwire cannot divide; else ""."""
+    """Return the name of the form of data that Keras accepts but Thinwire cannot divide, or ""."""
     if isinstance(x, types.GeneratorType):
         return "a Python generator"
     if data_adapters.is_torch_dataloader(x):
@@ -71,20 +71,20 @@ def _unshareable(x: Any) -> str:
 
 
 def part_of_data(data: tuple[Any, ...], place: WorkerPlace) -> Any:
-    """Return this worker's part of data that a script passes to `shard`; batches stay whole.
+    """Return this worker's part of the data that a script passes to `shard`; batches stay whole.
 
     Args:
         data: Arrays [N, ...] in any nesting, or one tf.data.Dataset, keras.utils.PyDataset or
             ray.data.Dataset. Some partitions use the last arrays as labels.
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
 
     Returns:
-        A tuple with the part of each array; for one array or dataset, its part alone. Lists of
-        numbers are returned as arrays.
+        A tuple with the part of each array; for a single array or dataset, only its part. The part
+        of a list of numbers is an array.
 
     Raises:
-        ConfigurationError: The data has no rows, or cannot be divided into disjoint, complete and
-            non-empty parts.
+        ConfigurationError: The data has no rows, or cannot be divided into disjoint, non-empty
+            parts that cover it.
     """
     first = data[0] if len(data) == 1 else None
     if is_dataset(first):

@@ -1,10 +1,11 @@
-"""Dividing a tf.data.Dataset: takes a worker's part of a source, then repeats its transformations.
+"""Division of a tf.data.Dataset: takes a worker's part of its source, and rebuilds the pipeline.
 
-A worker takes its part before the first shuffle, at a point up to which every worker gets the same
-elements in the same order. So transformations after the point may differ by worker: seeds, parallel
-calls, random augmentation. If a transformation after a shuffle depends on the number of elements
-(`take`, `skip`, windows), the worker takes its part after that transformation, and the shuffle must
-have a seed. A pipeline that cannot be shown to give all workers the same elements is rejected.
+A pipeline is a source and its chain of transformations. A worker takes its part of the elements
+before the first shuffle, at a point up to which every worker gets the same elements in the same
+order. So the transformations after this point may differ by worker in seeds, parallel calls and
+random augmentation. If a transformation after a shuffle depends on the number of elements (`take`,
+`skip`, windows), the worker takes its part after that transformation, and the shuffle must have a
+seed. A pipeline that cannot be shown to give all workers the same elements is rejected.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _INSTEAD = (
     'Give distribute() shard="off" (or --shard=off) and let the script take its part with '
     "thinwire.worker_id() and thinwire.num_workers()"
 )
-#: A map's function -> number of workers -> result of `mixes_rows`. Cached because each trial reads
-#: a batch, and a script may call `fit` once for each epoch.
+#: Cache: a map's function -> number of workers -> result of `mixes_rows` for the function. Each
+#: trial of `mixes_rows` reads a batch, and a script may call `fit` once for each epoch.
 _MIXES_ROWS: MutableMapping[Any, dict[int, bool]] = weakref.WeakKeyDictionary()
 
 
@@ -47,12 +48,12 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
 
     Args:
         arguments: Arguments of Keras' fit, by name.
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
 
     Raises:
         ConfigurationError: The workers' parts cannot be shown to be disjoint and complete, a part
-            would be empty, a batch in the middle of an epoch would have fewer rows than workers, or
-            the elements are not batches.
+            would be empty, a batch in the middle of an epoch would have fewer rows than the run has
+            workers, or the elements are not batches.
     """
     fit_arguments, whole = dict(arguments), arguments["x"]
     plan, steps = _Plan.of(whole), fit_arguments.get("steps_per_epoch")
@@ -77,10 +78,10 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
 
 
 def _rounds(plan: _Plan, place: WorkerPlace, part: _WorkerPart | None, has_steps: bool) -> Rounds:
-    """Return the row counts of all workers' steps.
+    """Return the row counts of all workers in each step.
 
     Args:
-        plan: Plan of the script's dataset.
+        plan: Transformations of the script's dataset.
         place: Place of this worker, which takes a part of each batch.
         part: This worker's part of the dataset; None if the script divides its data itself.
         has_steps: True if the script sets steps_per_epoch.
@@ -100,10 +101,10 @@ def _rounds(plan: _Plan, place: WorkerPlace, part: _WorkerPart | None, has_steps
 
 
 def _steps_of_worker(given: dict[str, Any], plan: _Plan, place: WorkerPlace) -> int | None:
-    """Return this worker's steps_per_epoch; reject a batch with fewer rows than workers.
+    """Return this worker's steps_per_epoch; reject a batch with fewer rows than the run's workers.
 
     If the number of rows is unknown before the data is read, `deal_elements` or `cut_batches`
-    rejects the batch during the epoch.
+    rejects that batch during the epoch.
     """
     steps, size, total = given.get("steps_per_epoch"), plan.batch_size, plan.rows_of_pass
     if size is None or total is None or plan.drops_rest or not plan.knows_steps:
@@ -115,7 +116,8 @@ def part_of_dataset(dataset: Pipeline, place: WorkerPlace) -> Pipeline:
     """Return this worker's part of a dataset, batched or not; batches keep their size.
 
     Raises:
-        ConfigurationError: The parts cannot be shown to be disjoint and complete, or one is empty.
+        ConfigurationError: The workers' parts cannot be shown to be disjoint and complete, or a
+            part is empty.
     """
     place = dataclasses.replace(place, batch="worker")
     return _WorkerPart(_Plan.of(dataset), place, False).dataset() if place.is_shared else dataset
@@ -147,13 +149,13 @@ def _check_shareable(dataset: Pipeline, place: WorkerPlace) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """Chain of transformations of a pipeline through which a part of the input gives a part.
+    """Chain of a pipeline's transformations; parts of their inputs give parts of their outputs.
 
     Attributes:
-        nodes: Transformations from the dataset itself towards its source. For each node except the
-            last, parts of the node's input give parts of its output.
-        batching: Index in `nodes` of the transformation that makes the batches; None if no node
-            does.
+        nodes: Transformations in order from the last one to the source. For each node except the
+            last node of the list, parts of the node's input give parts of the node's output.
+        batching: Index in `nodes` of the batching, the transformation that makes the script's
+            batches; None if no node makes batches.
     """
 
     nodes: tuple[Pipeline, ...]
@@ -162,8 +164,8 @@ class _Plan:
     @classmethod
     def of(cls, dataset: Pipeline) -> _Plan:
         nodes, batching = [dataset], None
-        # A batching nearer to the source, or before an unbatching, does not make the script's
-        # batches: its rows are not the script's examples.
+        # If a pipeline has several batchings, only the last makes the script's batches. A batching
+        # before it, or before an unbatching, has rows that are not the script's examples.
         may_batch = True
         while pipeline.commutes(nodes[-1]):
             if pipeline.name_of(nodes[-1]) in pipeline.BATCHES:
@@ -176,7 +178,7 @@ class _Plan:
 
     @property
     def batch_size(self) -> int | None:
-        """Rows of a full batch; None if the batch size is unknown."""
+        """Number of rows in a full batch of the script; None if the batch size is unknown."""
         node = self.nodes[0]
         while pipeline.name_of(node) not in pipeline.BATCHES:
             sources = pipeline.inputs_of(node)
@@ -188,7 +190,7 @@ class _Plan:
 
     @property
     def num_examples(self) -> int | None:
-        """Rows of one pass over the training set; None if the number is unknown."""
+        """Number of rows in one pass over the training set; None if the number is unknown."""
         if self.batching is None:
             return None
         for node in self.nodes[self.batching + 1 :]:
@@ -199,7 +201,7 @@ class _Plan:
 
     @property
     def rows_of_pass(self) -> int | None:
-        """Rows that the batching consumes in one pass; None if the number is unknown."""
+        """Number of rows that become batches in one pass over the data; None if unknown."""
         if self.batching is None or self.batching + 1 == len(self.nodes):
             return None
         total = int(self.nodes[self.batching + 1].cardinality())
@@ -207,7 +209,7 @@ class _Plan:
 
     @property
     def num_passes(self) -> int:
-        """Number of times that the batches are repeated; -1 means without end."""
+        """Number of times that `repeat` repeats the batches; -1 means without end."""
         number = 1
         for node in self.nodes[: self.batching or 0]:
             if pipeline.name_of(node) == pipeline.REPEAT:
@@ -216,7 +218,7 @@ class _Plan:
 
     @property
     def drops_rest(self) -> bool:
-        """True if the batching drops a last batch that is not full."""
+        """True if the script's batching drops a last batch that is not full."""
         return self.batching is not None and pipeline.drops_remainder(self.nodes[self.batching])
 
     @property
@@ -228,11 +230,11 @@ class _Plan:
 
     @property
     def knows_steps(self) -> bool:
-        """True if the number of batches in a pass is known before the data is read."""
+        """True if the number of batches in one pass is known before the data is read."""
         return self.rows_of_pass is not None and self.keeps_batches
 
     def examples_of_epoch(self, place: WorkerPlace) -> int | None:
-        """Return the rows that all workers together train on in one pass; None if unknown."""
+        """Return the number of rows that all workers train on in one pass; None if unknown."""
         total, size = self.num_examples, self.batch_size
         if total is None or size is None or not self.drops_rest:
             return total
@@ -241,7 +243,7 @@ class _Plan:
         return sum(rows - rows % size for rows in place.dealt_rows(total, place.run_batch(size)))
 
     def repeats_between(self, point: int) -> int:
-        """Return the number of repetitions between a point and the batching; -1 means no end."""
+        """Return how often `repeat` repeats rows between a node and the batching; -1: no end."""
         number = 1
         for node in self.nodes[(self.batching or 0) + 1 : point]:
             if pipeline.name_of(node) == pipeline.REPEAT:
@@ -250,7 +252,7 @@ class _Plan:
 
     @property
     def fixes_rows(self) -> bool:
-        """True if the pipeline cannot make batches with fewer rows.
+        """True if the pipeline cannot make batches with fewer rows for a worker.
 
         The source delivers finished batches, or functions were traced for a static batch size.
         """
@@ -261,18 +263,18 @@ class _Plan:
         )
 
     def first(self, is_wanted: Callable[[Pipeline], bool], within: int) -> int:
-        """Return the index of the matching transformation nearest to the source; -1 if no match.
+        """Return the index of the matching transformation nearest to the source; -1 if none match.
 
         Args:
-            is_wanted: Returns True for a matching transformation.
-            within: Index of a transformation; the search covers the transformations after it.
+            is_wanted: Function that returns True for a matching transformation.
+            within: Index of a transformation; the search covers only the transformations after it.
         """
         indices = [number for number in range(within) if is_wanted(self.nodes[number])]
         return max(indices, default=-1)
 
 
 class _WorkerPart:
-    """A worker's part of a pipeline."""
+    """A worker's part of a pipeline of tf.data transformations."""
 
     def __init__(
         self,
@@ -284,20 +286,20 @@ class _WorkerPart:
         """Prepare the division, starting at the pipeline's source.
 
         Args:
-            plan: Plan of the pipeline.
-            place: This worker's place in the run.
+            plan: Transformations of the pipeline.
+            place: This worker's place in the run: its number and the rules of division.
             is_repeated: True if an epoch of `fit` may continue into the next pass over the data.
-            unfilled: Counter of rounds for which reading the data shows that this worker has no
-                rows; None: not counted.
+            unfilled: Counter of rounds in which this worker has no rows, as it finds while it reads
+                the data; None: do not count these rounds.
         """
         self._plan, self._place = plan, place
         self._is_repeated, self._unfilled = is_repeated, unfilled
         self._nodes = plan.nodes
-        # Rebuilt transformations from the source onward, as far as `_node` has needed them.
+        # Transformations rebuilt so far by `_node`, from the source towards the last one.
         self._in_order = [self._source(plan.nodes[-1])]
 
     def _node(self, number: int) -> Pipeline:
-        """Return a transformation that gives every worker the same order, rebuilt if necessary."""
+        """Return the transformation of this index with one element order on all workers."""
         fixed = self._in_order
         while len(fixed) < len(self._nodes) - number:
             node, source = self._nodes[-1 - len(fixed)], fixed[-1]
@@ -315,8 +317,8 @@ class _WorkerPart:
             part = self._cut_batches(point)
         else:
             deals_rows = self._behind is None and plan.batching is not None
-            # If a repeat() before the batching repeats the rows, a batch spans the end of a pass:
-            # a short last window is then not a short batch and must not be rejected.
+            # If a repeat() before the batching repeats the rows, a batch may span two passes. A
+            # short last window is then not a short batch and must not be rejected.
             ends_batch = not deals_rows or plan.repeats_between(point) == 1
             deal_out = functools.partial(
                 deal_elements,
@@ -334,14 +336,14 @@ class _WorkerPart:
         return part
 
     def parts(self) -> BatchParts:
-        """Return the parts of the script's batches in each mini-batch of a pass."""
+        """Return how many parts of a script's batch each of this worker's mini-batches has."""
         rows, size = self.rows_of_workers(), self._plan.batch_size
         if rows is None or size is None:
             return BatchParts.alike(self._place)
         return BatchParts.of_rows(self._place, size, rows, self._plan.drops_rest)
 
     def short_by(self) -> int:
-        """Return the steps by which this worker's epoch is shorter than the longest one."""
+        """Return how many steps this worker's epoch is shorter than a worker's longest epoch."""
         rows, plan, place = self.rows_of_workers(), self._plan, self._place
         if rows is None or plan.batch_size is None or plan.num_passes < 0:
             return 0
@@ -349,7 +351,7 @@ class _WorkerPart:
         return place.short_by(steps) * plan.num_passes
 
     def rows_of_workers(self) -> tuple[int, ...] | None:
-        """Return the number of rows of each worker in one pass; None if unknown."""
+        """Return the number of rows of each worker in one pass over the data; None if unknown."""
         plan, place = self._plan, self._place
         total, size = plan.rows_of_pass, plan.batch_size
         if not total or size is None or not plan.keeps_batches:
@@ -357,7 +359,8 @@ class _WorkerPart:
         window = place.run_batch(size)
         if self._cuts_batches:
             return place.dealt_rows(total - (total % size if plan.drops_rest else 0), window)
-        # Elements may be repeated or expanded between the dealing point and the batching.
+        # Between the node whose output is divided and the batching, elements may be repeated or
+        # expanded into several rows.
         dealt = int(self._nodes[self._dealt_at].cardinality())
         if dealt <= 0 or total % dealt:
             return None
@@ -370,22 +373,22 @@ class _WorkerPart:
 
     @property
     def _cuts_batches(self) -> bool:
-        """True if every worker makes the whole batches and keeps its part of their rows."""
+        """True if every worker makes the script's whole batches and keeps its part of the rows."""
         return self._place.divides_batch and (self._plan.fixes_rows or self._behind is not None)
 
     @functools.cached_property
     def _dealt_at(self) -> int:
-        """Index of the transformation whose output is dealt out or cut."""
+        """Index of the transformation whose output is divided among the workers."""
         if self._cuts_batches:
             return self._behind or 0
         return self._point() if self._behind is None else self._point_behind(self._behind)
 
     def _last_behind_batches(self) -> int | None:
-        """Return the last transformation after the batching that needs whole batches, or None.
+        """Return the index of the last transformation that needs whole batches; None without one.
 
         Every worker must make the script's whole batches up to this transformation. A `filter`
-        accepts or drops whole batches. A `map` may compute a row from all rows of a batch, which
-        matters if workers take parts of each batch.
+        after the batching accepts or drops whole batches. A `map` may compute a row from all rows
+        of a batch, so that it needs whole batches if workers take parts of each batch.
         """
         plan, divides = self._plan, self._place.divides_batch
         if plan.batching is None or (divides and plan.fixes_rows):
@@ -399,7 +402,7 @@ class _WorkerPart:
         return None
 
     def _mixes_rows(self, number: int) -> bool:
-        """Return True if a map gives different rows for parts of a batch than for the whole."""
+        """Return True if a map gives a batch's parts other rows than the whole batch."""
         function = self._nodes[number]._map_func
         known = _MIXES_ROWS.setdefault(function, {})
         if self._place.num_workers not in known:
@@ -407,15 +410,16 @@ class _WorkerPart:
                 batch = pipeline.first_element(self._nodes[number + 1])
                 known[self._place.num_workers] = mixes_rows(function, batch, self._place)
             except tf.errors.OpError:
-                return False  # the pipeline fails without Thinwire too
+                return False  # the pipeline fails without Thinwire as well
         return known[self._place.num_workers]
 
     def _source(self, node: Pipeline) -> Pipeline:
-        """Return the last node of the plan, rebuilt with the seeds of this fit.
+        """Return the node nearest to the source, rebuilt with the seeds of this call of `fit`.
 
-        The random generators of the script's dataset advance with each iteration over it. A
-        restarted worker skips fits without iterating, so its generators would lag behind. So the
-        transformations that can be rebuilt get seeds that depend on the number of the fit.
+        The random generators of a script's dataset advance with each iteration over the dataset. A
+        restarted worker skips calls of `fit` without an iteration, so its generators would lag
+        behind. So the transformations that can be rebuilt get seeds that depend on the number of
+        the `fit`.
         """
         fit, sources = self._place.fit, pipeline.inputs_of(node)
         has_cache = any(
@@ -437,11 +441,12 @@ class _WorkerPart:
     def _seed(self, number: int) -> int | None:
         """Return the seed that all workers use for a shuffle; None if the node is not a shuffle.
 
-        A tf.data shuffle draws a new order in each iteration, so each `fit` of a script alone has
-        another order. A rebuilt shuffle starts from its seed, so its seed depends on the number of
-        the `fit`. The seed stays the same if the order must stay: for
-        reshuffle_each_iteration=False, or with a cache after the shuffle. A newly made dataset
-        with an explicit seed starts with the same order; without a seed it starts with a new one.
+        A tf.data shuffle draws a new order in each iteration, so without Thinwire each `fit` of a
+        script has a different order. A rebuilt shuffle starts from its seed, so its seed depends on
+        the number of the `fit`. The seed is the same in each `fit` if the order must not change:
+        for reshuffle_each_iteration=False, or with a cache after the shuffle. A dataset that the
+        script makes for each `fit` starts with the same order if its shuffle has a seed, and with a
+        new order if it has none.
         """
         node, fit = self._nodes[number], self._place.fit
         if pipeline.name_of(node) != pipeline.SHUFFLE:
@@ -459,19 +464,19 @@ class _WorkerPart:
         return mixed_seed(seed, fit.uses)
 
     def _own_seed(self, number: int) -> int | None:
-        """Return the seed of a shuffle of this worker's part; None if any seed will do."""
+        """Return the seed of a shuffle after the division; None if the seed does not matter."""
         seed, place = self._seed(number), self._place
         if seed is None or (place.fit is None and pipeline.seed_of(self._nodes[number]) is None):
             return None
         return own_seed(seed, place.worker)
 
     def _point(self) -> int:
-        """Return the index of the transformation whose output is dealt out.
+        """Return the index of the transformation whose output is divided among the workers.
 
-        It is the last transformation before the first shuffle and before the batching up to which
-        all workers get the same elements: the workers' parts are most even there. The rows of one
+        This is the last transformation before the first shuffle and before the batching up to which
+        all workers get the same elements: its output gives the most even parts. The rows of one
         file or window stay together only if necessary. A `filter` after a shuffle would leave the
-        workers different numbers of rows and steps. So rows are dealt out after the `filter` if
+        workers with different numbers of rows and steps. So rows are divided after the `filter` if
         the shuffle can be the same on all workers.
         """
         last, reason = len(self._nodes) - 1, ""
@@ -499,7 +504,7 @@ class _WorkerPart:
         )
 
     def _point_behind(self, behind: int) -> int:
-        """Return the index of the transformation whose output, whole batches, is dealt out."""
+        """Return the index of the transformation whose whole batches are divided among workers."""
         point, reason = self._point_within(behind, None)
         if point is None:
             raise _unsure(reason, *self._named(behind))
@@ -508,7 +513,7 @@ class _WorkerPart:
         return point
 
     def _named(self, number: int) -> tuple[str, str]:
-        """Return the reason and the advice of an error about a transformation after batch()."""
+        """Return the reason and the advice for an error about a transformation after batch()."""
         name = pipeline.plain_name(self._nodes[number])
         why = (
             f"{name} comes after batch() and needs the script's whole batches, so every worker "
@@ -517,12 +522,12 @@ class _WorkerPart:
         return why, f"Put {name} before batch(), or give "
 
     def _point_within(self, end: int, batching: int | None) -> tuple[int | None, str]:
-        """Return the transformation to deal out at, or None and the reason why none is possible.
+        """Return the transformation whose output to divide, or None and the reason why none can be.
 
         Args:
-            end: Index of the candidate nearest to the source.
-            batching: Index of the batching, which must come after the point; None: any point will
-                do.
+            end: Index of the candidate transformation nearest to the source.
+            batching: Index of the batching, which must come after the returned transformation;
+                None: the transformation may be anywhere.
         """
         last = -1 if batching is None else batching
         shuffle = self._plan.first(lambda node: pipeline.name_of(node) == pipeline.SHUFFLE, end)
@@ -541,7 +546,7 @@ class _WorkerPart:
         return total < 0 or total >= self._place.num_workers
 
     def _window(self, in_batches: bool) -> int:
-        """Return the number of elements in a full window."""
+        """Return the number of elements in a full window, which is divided among all workers."""
         place, plan = self._place, self._plan
         if not in_batches and plan.batching is not None:
             return place.run_batch(_known(plan.batch_size))
@@ -552,7 +557,7 @@ class _WorkerPart:
     def _push_up(
         self, node: Pipeline, deal_out: Callable[..., Pipeline], place: WorkerPlace
     ) -> Pipeline:
-        """Return a worker's part of a transformation's output, taken as early as possible."""
+        """Return a worker's part of a transformation's output, divided near the source."""
         name = pipeline.name_of(node)
         if name == pipeline.ZIP and pipeline.are_equally_long(node):
             parts = (
@@ -569,11 +574,12 @@ class _WorkerPart:
         return deal_out(node, place=place)
 
     def _dealing(self, point: int) -> WorkerPlace:
-        """Return the place that determines how the output of a transformation is dealt out.
+        """Return the worker's place by which a transformation's output is divided.
 
-        If the script's order stays the same in each fit, or starts alike with each new dataset, the
-        workers' parts do so too. Otherwise a cache, in memory or in a file, would replay the part
-        of the first fit, and a shuffle that repeats its order would order different rows.
+        If the script's order of elements is the same in each `fit`, or with each new dataset, the
+        workers' parts are the same as well. Otherwise a cache, in memory or in a file, would replay
+        the part of the first `fit`, and a shuffle that repeats its order would order different
+        rows.
         """
         place, behind = self._place, self._nodes[:point]
         shuffles = [node for node in behind if pipeline.name_of(node) == pipeline.SHUFFLE]
@@ -587,7 +593,7 @@ class _WorkerPart:
         return dataclasses.replace(place, fit=fit)
 
     def _drops_rest(self, point: int) -> bool:
-        """Return True if a short last window is the short last batch that the script drops."""
+        """Return True if a last window that is not full is a short batch that the script drops."""
         plan, batching = self._plan, self._plan.batching
         if not (plan.drops_rest and self._place.divides_batch) or batching is None:
             return False
@@ -597,7 +603,7 @@ class _WorkerPart:
         )
 
     def _cut_batches(self, point: int) -> Pipeline:
-        """Return the batches of a transformation, each with this worker's rows only."""
+        """Return the batches of a transformation; each batch has only this worker's rows."""
         whole, place, plan = self._node(point), self._place, self._plan
         reason = pipeline.why_unsure(whole, self._nodes[0])
         if reason and plan.fixes_rows:
@@ -616,7 +622,7 @@ class _WorkerPart:
         )
 
     def _rest(self) -> int | None:
-        """Return the rows of a short last batch; 0 without a short batch; None if unknown."""
+        """Return the number of rows in a short last batch; 0 without one; None if unknown."""
         plan, size, total = self._plan, self._plan.batch_size, self._plan.rows_of_pass
         if plan.drops_rest or (plan.batching is None and size is not None):
             return 0
@@ -629,9 +635,9 @@ def _unsure(reason: str, why: str = "", help_first: str = "Give ") -> Configurat
     """Return the error for a dataset whose elements or order may differ between workers.
 
     Args:
-        reason: Property of the dataset that may differ between workers.
-        why: Reason why all workers need the same elements at that point; may be empty.
-        help_first: Advice that comes before the advice to set seeds and orders, up to "give".
+        reason: Property of the dataset by which its elements may differ between workers.
+        why: Reason why all workers need the same elements; may be empty.
+        help_first: Beginning of the advice, up to the word "give" before seeds and orders.
     """
     return ConfigurationError(
         "the workers' parts of the tf.data.Dataset given to fit cannot be shown to be disjoint "

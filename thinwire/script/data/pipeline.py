@@ -1,4 +1,4 @@
-"""Effects of tf.data transformations on the order and number of elements.
+"""Effects of tf.data transformations (map, batch, shuffle ...) on the order and number of elements.
 
 TensorFlow keeps a dataset's transformations as objects of private classes, each with its input and
 arguments (tensorflow 2.21, which this package requires). This module identifies transformations by
@@ -19,35 +19,35 @@ from tensorflow.python.framework import op_def_registry
 
 Pipeline = Any  # a tf.data.Dataset: TensorFlow has no types
 
-#: Module of the default reader function of `Dataset.load`.
+#: Module of TensorFlow with the default reader function of `Dataset.load`.
 _LOAD_MODULE = "tensorflow.python.data.ops.load_op"
 _DETERMINISTIC: Mapping[str, bool | None] = {"default": None, "true": True, "false": False}
-#: Cycle length for an `interleave` without one. TensorFlow would use the machine's number of cores,
-#: which may differ between workers.
+#: Cycle length of an `interleave` for which the script gives none. TensorFlow would use the number
+#: of CPU cores, which may differ between workers.
 _CYCLE_LENGTH = 8
 
 
 def name_of(dataset: Pipeline) -> str:
-    """Return the name of a dataset's last transformation."""
+    """Return the class name of a dataset's last transformation."""
     return type(dataset).__name__
 
 
 def inputs_of(dataset: Pipeline) -> list[Pipeline]:
-    """Return the inputs of a dataset's last transformation."""
+    """Return the datasets that are the inputs of a dataset's last transformation."""
     return list(dataset._inputs())
 
 
 def shapes_of(dataset: Pipeline) -> list[tf.TensorShape]:
-    """Return the shapes of an element's components, except components that are None."""
+    """Return the shapes of the components of a dataset's elements, without None components."""
     specs = tf.nest.flatten(dataset.element_spec)
     return [spec.shape for spec in specs if not isinstance(spec, tf.NoneTensorSpec)]
 
 
 def _again(wrapper: Any) -> Callable[..., Any]:
-    """Return a traced function as a function for another dataset with the same elements.
+    """Return a transformation's traced function for use in a rebuilt transformation.
 
-    The returned function calls the existing trace. Tracing the script's Python function again would
-    read Python variables that may have changed since the script built its dataset.
+    The returned function calls the existing trace. A second trace of the script's Python function
+    would read Python variables that may have changed since the script built its dataset.
     """
     takes_tuple = type(wrapper._input_structure) is tuple
 
@@ -73,7 +73,7 @@ def _interleaved(node: Pipeline, source: Pipeline, in_order: bool) -> Pipeline:
 
 
 def _order(node: Pipeline, in_order: bool) -> bool | None:
-    """Return the argument `deterministic` of a parallel transformation."""
+    """Return the argument `deterministic` with which to rebuild a parallel transformation."""
     if in_order:
         return True
     deterministic = getattr(node, "_deterministic", None)
@@ -85,7 +85,7 @@ def _order(node: Pipeline, in_order: bool) -> bool | None:
 
 
 def _attribute(node: Pipeline, name: str) -> bool | None:
-    """Return an attribute that only the op of the last transformation has, not the object."""
+    """Return an attribute that only a transformation's op in the graph has; None: the default."""
     try:
         graph = graph_pb2.GraphDef.FromString(node._as_serialized_graph().numpy())
     except tf.errors.OpError:  # a part of the pipeline cannot be serialized
@@ -95,8 +95,8 @@ def _attribute(node: Pipeline, name: str) -> bool | None:
 
 
 #: Class name of a transformation -> function of (transformation, new input, True for a fixed order)
-#: that returns the transformation on the new input. For all transformations listed, parts of the
-#: input give parts of the output, in any order.
+#: that returns the transformation on the new input. These are the transformations for which parts
+#: of the input give parts of the output, in any order.
 _REBUILD: dict[str, Callable[[Pipeline, Pipeline, bool], Pipeline]] = {
     "_MapDataset": lambda node, source, _: source.map(_again(node._map_func)),
     "_ParallelMapDataset": lambda node, source, in_order: source.map(
@@ -117,7 +117,8 @@ _REBUILD: dict[str, Callable[[Pipeline, Pipeline, bool], Pipeline]] = {
     "_OptionsDataset": lambda node, source, _: source.with_options(node.options()),
     "_RepeatDataset": lambda node, source, _: source.repeat(node._count),
     "_IgnoreErrorsDataset": lambda node, source, _: source.ignore_errors(),
-    "_AssertCardinalityDataset": lambda node, source, _: source,  # a part has fewer elements
+    # Drop the assertion of the number of elements: a worker's part has fewer elements.
+    "_AssertCardinalityDataset": lambda node, source, _: source,
     "_RestructuredDataset": lambda node, source, _: dataset_ops._RestructuredDataset(
         source, node.element_spec
     ),
@@ -126,8 +127,8 @@ _REBUILD: dict[str, Callable[[Pipeline, Pipeline, bool], Pipeline]] = {
         source, tf.int64
     ),
 }
-#: Class name of a transformation that needs the whole input -> function of (transformation, new
-#: input) that returns the transformation on the new input.
+#: Class name of a transformation that needs its whole input, not a part -> function of
+#: (transformation, new input) that returns the transformation on the new input.
 _REBUILD_WHOLE: dict[str, Callable[[Pipeline, Pipeline], Pipeline]] = {
     "_TakeDataset": lambda node, source: source.take(node._count),
     "_SkipDataset": lambda node, source: source.skip(node._count),
@@ -135,7 +136,7 @@ _REBUILD_WHOLE: dict[str, Callable[[Pipeline, Pipeline], Pipeline]] = {
         node._size, node._shift, node._stride, node._drop_remainder
     ),
 }
-#: Transformations that make one output element of each input element, in the same order.
+#: Class names of transformations that make one output element of each input element, in order.
 _ONE_TO_ONE = (
     "_MapDataset",
     "_ParallelMapDataset",
@@ -145,14 +146,15 @@ _ONE_TO_ONE = (
     "_DenseToRaggedDataset",
     "CacheDataset",
 )
-#: Transformations that need a different seed, batch size or file on each worker.
+#: Class names of transformations that need a different seed or file on each worker, or (zip) have
+#: several inputs.
 SHUFFLE, CACHE, ZIP = "_ShuffleDataset", "CacheDataset", "_ZipDataset"
 _CHOICE = "_DirectedInterleaveDataset"
 BATCHES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset")
 REPEAT, SNAPSHOT = "_RepeatDataset", "_SnapshotDataset"
-#: Transformations that replay the elements of their first pass.
+#: Class names of transformations that replay the elements of their first pass in later passes.
 KEEPING = (CACHE, SNAPSHOT)
-#: Transformations whose output elements are not the batches of an earlier batching.
+#: Class names of transformations whose output elements are not the batches that they receive.
 _OTHER_ELEMENTS = (
     "_UnbatchDataset",
     "_FlatMapDataset",
@@ -160,17 +162,17 @@ _OTHER_ELEMENTS = (
     "_ParallelInterleaveDataset",
     "ParallelInterleaveDataset",
 )
-#: Transformations with functions that were traced for a fixed shape of the elements.
+#: Class names of transformations with functions that were traced for a fixed element shape.
 _WITH_FUNCTIONS = ("_MapDataset", "_ParallelMapDataset", "_FilterDataset", SNAPSHOT)
 
 
 def is_one_to_one(node: Pipeline) -> bool:
-    """Return True if the k-th output element depends on the k-th input element only."""
+    """Return True if a transformation's k-th output depends only on its k-th input element."""
     return name_of(node) in _ONE_TO_ONE
 
 
 def changes_elements(node: Pipeline) -> bool:
-    """Return True if an output element is not one element of the input."""
+    """Return True if a transformation's output elements are not single elements of its input."""
     return name_of(node) in _OTHER_ELEMENTS
 
 
@@ -180,7 +182,7 @@ def has_functions(node: Pipeline) -> bool:
 
 
 def may_drop(node: Pipeline) -> bool:
-    """Return True if a transformation may drop whole elements, depending on their content."""
+    """Return True if a transformation may drop elements because of their content (`filter`)."""
     return name_of(node) in ("_FilterDataset", "_IgnoreErrorsDataset")
 
 
@@ -190,13 +192,13 @@ def is_map(node: Pipeline) -> bool:
 
 
 def repeats(node: Pipeline) -> int:
-    """Return the number of repetitions of a `repeat`; -1 means without end."""
+    """Return how often a `repeat` transformation repeats its input; -1 means without end."""
     count = int(node._count)
     return count if count >= 0 else -1
 
 
 def has_batches(node: Pipeline) -> bool:
-    """Return True if a transformation of the pipeline makes batches."""
+    """Return True if a pipeline contains a transformation that makes batches."""
     return name_of(node) in BATCHES or any(has_batches(source) for source in inputs_of(node))
 
 
@@ -209,9 +211,9 @@ def are_equally_long(node: Pipeline) -> bool:
 def first_element(node: Pipeline) -> Any:
     """Return an output element of a transformation; None if the pipeline gives no element.
 
-    The element is read without the pipeline's shuffles and caches, so that the script's later
-    passes do not change: reading through a shuffle would change the order of its next pass, and a
-    cache would keep the element read.
+    The element is read without the pipeline's shuffles and caches, so that later passes of the
+    script do not change: reading through a shuffle would change the order of its next pass, and a
+    cache would store the element.
 
     Raises:
         tf.errors.OpError: Reading the pipeline fails.
@@ -221,7 +223,7 @@ def first_element(node: Pipeline) -> Any:
 
 
 def _passed_by(node: Pipeline) -> Pipeline | None:
-    """Return a transformation rebuilt without shuffles and caches; None if this is impossible."""
+    """Return a transformation rebuilt without shuffles and caches before it, None if impossible."""
     sources = inputs_of(node)
     if name_of(node) in (SHUFFLE, CACHE):
         return _passed_by(sources[0])
@@ -240,12 +242,12 @@ def _passed_by(node: Pipeline) -> Pipeline | None:
 
 
 def commutes(node: Pipeline) -> bool:
-    """Return True if parts of a transformation's input give parts of its output."""
+    """Return True if a transformation turns a part of its input into a part of its output."""
     return name_of(node) in _REBUILD or name_of(node) in (SHUFFLE, *KEEPING, *BATCHES)
 
 
 def is_rebuilt_whole(node: Pipeline) -> bool:
-    """Return True if `rebuild_in_order` can rebuild a transformation on another whole input."""
+    """Return True if `rebuild_in_order` can rebuild a transformation on a new, whole input."""
     return commutes(node) or name_of(node) in _REBUILD_WHOLE
 
 
@@ -256,20 +258,20 @@ def rebuild(
     batch_size: int | None = None,
     seed: int | None = None,
 ) -> Pipeline:
-    """Return a transformation on another input.
+    """Return a transformation, rebuilt on a part of its input.
 
     Args:
         node: The transformation, for which `commutes` is True.
         source: New input of the transformation.
         worker: Number of the worker, which becomes part of the names of cache files.
-        batch_size: Rows of a batch, for a batching; None: the batch size stays.
+        batch_size: New number of rows in a batch, for a batching; None: keep the batch size.
         seed: Seed of the order, for a shuffle; None: the shuffle gets no seed.
     """
     return _rebuilt(node, source, worker, batch_size, seed, False)
 
 
 def rebuild_in_order(node: Pipeline, source: Pipeline, worker: int, seed: int | None) -> Pipeline:
-    """Return a transformation on another input, with the same order on every worker.
+    """Return a transformation, rebuilt on a new input with the same order on every worker.
 
     Args:
         node: The transformation, for which `is_rebuilt_whole` is True.
@@ -321,12 +323,12 @@ def _rebuilt(
 
 
 def size_of_batch(node: Pipeline) -> int:
-    """Return the number of rows in a full batch of a batching."""
+    """Return the number of rows in a full batch of a batching transformation."""
     return int(node._batch_size.numpy())
 
 
 def drops_remainder(node: Pipeline) -> bool:
-    """Return True if a batching drops a last batch that is not full."""
+    """Return True if a batching transformation drops a last batch that is not full."""
     return bool(node._drop_remainder.numpy())
 
 
@@ -350,7 +352,7 @@ def _is_seeded(node: Pipeline) -> bool:
 
 # -- checks that every worker gets the same elements in the same order -----------------------------
 
-#: Transformations whose order depends only on the order of their inputs.
+#: Class names of transformations whose output order depends only on the order of their inputs.
 _KEEP_ORDER = (
     "_TensorSliceDataset",
     "_TensorDataset",
@@ -382,7 +384,8 @@ _KEEP_ORDER = (
     "_AssertCardinalityDataset",
     "_DirectedInterleaveDataset",
 )
-#: Transformations with a fixed order if their functions are pure -> attributes of the functions.
+#: Class name of a transformation whose order is fixed if its functions are pure -> names of the
+#: attributes that hold these functions.
 _FUNCTIONS_OF: Mapping[str, tuple[str, ...]] = {
     "_FilterDataset": ("_predicate",),
     "_TakeWhileDataset": ("_predicate",),
@@ -393,7 +396,7 @@ _FUNCTIONS_OF: Mapping[str, tuple[str, ...]] = {
     "_ScanDataset": ("_scan_func",),
     "_GroupByWindowDataset": ("_key_func", "_reduce_func", "_window_size_func"),
 }
-#: Stateful ops whose result depends on their inputs only.
+#: Names of ops that TensorFlow marks as stateful, but whose result depends only on their inputs.
 _PURE_OPS = (
     "Assert",
     "PrintV2",
@@ -420,9 +423,9 @@ _PURE_OPS = (
 
 
 def has_open_order(node: Pipeline, whole: Pipeline) -> bool:
-    """Return True if a transformation's order may vary, and `rebuild_in_order` fixes the order.
+    """Return True if a transformation's order may vary and `rebuild_in_order` can fix the order.
 
-    The order of a shuffle varies: it depends on the number of iterations so far.
+    The order of a shuffle may vary: it depends on the number of earlier iterations.
 
     Args:
         node: The transformation.
@@ -434,12 +437,12 @@ def has_open_order(node: Pipeline, whole: Pipeline) -> bool:
 
 
 def why_unsure(node: Pipeline, whole: Pipeline) -> str:
-    """Return why workers may get different elements or orders; "" if all workers get the same.
+    """Return why workers may get different elements or orders; "" if all get equal elements.
 
-    The script itself must provide the same arrays and files on every worker.
+    The check assumes that the script provides the same arrays and files on every worker.
 
     Args:
-        node: The transformation whose output is compared.
+        node: The transformation whose output the workers must agree on.
         whole: The dataset that contains the transformation and sets its tf.data options.
     """
     unordered = whole.options().deterministic is False
@@ -447,7 +450,7 @@ def why_unsure(node: Pipeline, whole: Pipeline) -> str:
 
 
 def _reasons(node: Pipeline, unordered: bool) -> Iterator[str]:
-    """Yield the reasons of a transformation and of all transformations before it, sources first."""
+    """Yield the reasons of a transformation and of all before it, the source's reasons first."""
     if name_of(node) == "DatasetV1Adapter":
         yield from _reasons(node._dataset, unordered)
         return
@@ -472,7 +475,7 @@ def _reason(node: Pipeline, unordered: bool) -> str:
 
 
 def _impure(graph: Any) -> str:
-    """Return the name of an op in a graph whose result may change from call to call; else ""."""
+    """Return the name of an op in a graph whose result may change from call to call, or ""."""
     bodies = [graph.node, *(function.node_def for function in graph.library.function)]
     for node in (node for body in bodies for node in body):
         definition = op_def_registry.get(node.op)
@@ -492,7 +495,7 @@ def _impure(graph: Any) -> str:
 
 
 def plain_name(node: Pipeline) -> str:
-    """Return the name of a transformation for messages."""
+    """Return the name of a transformation for messages, for example ``ParallelMap``."""
     return name_of(node).removeprefix("_").removesuffix("V2").removesuffix("Dataset")
 
 
@@ -526,13 +529,14 @@ def _records(node: Pipeline, unordered: bool) -> str:
 
 
 def _loaded(node: Pipeline, unordered: bool) -> str:
-    """Check the order in which `Dataset.load` reads the shards that `save` wrote."""
+    """Return why `Dataset.load` may read the shards that `save` wrote in varying order, or ""."""
     reader = node._reader_func
     is_default = getattr(reader._func, "__module__", "") == _LOAD_MODULE
     if is_default and len(tf.io.gfile.glob(f"{node._path}/*/*/")) > 1:
         return (
-            "load reads several shards, as many together as this machine has processors; give it a "
-            "reader_func such as lambda shards: shards.interleave(lambda x: x, cycle_length=8)"
+            "load reads several shards, as many at the same time as this machine has processors; "
+            "give it a reader_func such as "
+            "lambda shards: shards.interleave(lambda x: x, cycle_length=8)"
         )
     reason = _impure(reader.function.graph.as_graph_def())
     if not reason and unordered and not is_default:
@@ -541,12 +545,12 @@ def _loaded(node: Pipeline, unordered: bool) -> str:
 
 
 def _snapshot(node: Pipeline, unordered: bool) -> str:
-    """Reject the output of a snapshot: workers divide its input and write separate files."""
+    """Return why a snapshot's output cannot be divided: each worker writes a file of its part."""
     return "snapshot keeps files that workers must not share"
 
 
 def _graph(node: Pipeline, unordered: bool) -> str:
-    """Check a dataset by its serialized graph, if its transformations are unknown."""
+    """Return why a dataset's serialized graph may give varying elements, or "" if it cannot."""
     try:
         graph = graph_pb2.GraphDef.FromString(node._as_serialized_graph().numpy())
     except tf.errors.OpError:
@@ -567,7 +571,7 @@ _CHECKS: Mapping[str, Callable[[Pipeline, bool], str]] = {
     "_LoadDataset": _loaded,
     SNAPSHOT: _snapshot,
 }
-#: Transformations whose order `rebuild_in_order` can fix.
+#: Class names of transformations whose order may vary, and which `rebuild_in_order` can fix.
 _WITH_OPEN_ORDER = (
     "_ParallelMapDataset",
     "_ParallelBatchDataset",

@@ -1,4 +1,4 @@
-"""Random numbers that differ by worker during `fit`."""
+"""Random numbers that differ between workers during Keras' `fit`, and agree outside of it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class _FitOfThread(threading.local):
-    """State of the `fit` that runs in this thread.
+    """State of random numbers for the call of `fit` that runs in this thread.
 
     Attributes:
         place: This worker's place in the run; None if no `fit` runs or the run has one worker.
-        common: State of Keras' global generator that is equal on all workers; None if Keras has no
-            generator yet.
+        common: State of Keras' global random generator at the start of the `fit`, equal on all
+            workers; None if Keras has not created the generator.
     """
 
     place: WorkerPlace | None = None
@@ -40,7 +40,7 @@ class _FitOfThread(threading.local):
             generator.state.assign(self.common + np.uint32(place.worker - 1))
 
     def new_generator(self, place: WorkerPlace) -> keras.random.SeedGenerator:
-        """Return a generator that differs by worker; the seed costs one draw on every worker."""
+        """Return a random generator that differs by worker; its seed costs one draw of `random`."""
         seed = seed_generator.make_default_seed()
         self.common = np.array([seed, 0])
         return keras.random.SeedGenerator(seed + place.worker - 1)
@@ -48,10 +48,11 @@ class _FitOfThread(threading.local):
     def end(self) -> None:
         """Reset Keras' generator so that it draws the same numbers on all workers.
 
-        Workers may have drawn differently often, so the state depends on `common` only. It skips
-        the n states that the n workers started from, so that no worker repeats in the next `fit`
-        the numbers of another worker in this one. If this worker drew nothing, the state is
-        `common`: the script then draws the numbers that it draws without Thinwire.
+        Workers may have drawn different counts of numbers, so the new state depends only on
+        `common`. The new state skips the n states from which the n workers started, so that no
+        worker draws in the next `fit` the numbers that a different worker drew in this `fit`. If
+        this worker drew nothing, the new state is `common`: the script then draws the numbers that
+        it draws without Thinwire.
         """
         place, common, generator = self.place, self.common, _generator()
         self.place = None
@@ -67,13 +68,13 @@ _FIT = _FitOfThread()
 def own_randomness(place: WorkerPlace) -> Iterator[None]:
     """Make random ops draw different numbers on each worker for the time of the block.
 
-    The launcher seeds all workers alike, so that the script's draws agree on all workers. Within
-    `fit` equal seeds would give each worker the same noise. Worker 1 draws the numbers that the
-    script draws without Thinwire. After the block all workers agree again. The seeds of a model's
-    layers do not change.
+    The launcher gives all workers the same seed, so that the script's draws agree on all workers.
+    Within `fit` equal seeds would give each worker the same noise. In the block worker 1 draws the
+    numbers that the script draws without Thinwire. After the block all workers draw the same
+    numbers again. The seeds of a model's layers do not change.
 
     Args:
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
     """
     if place.num_workers == 1:
         yield
@@ -81,7 +82,7 @@ def own_randomness(place: WorkerPlace) -> Iterator[None]:
     _watch_generator()
     tensorflow, seed = context.context(), context.global_seed()
     _FIT.begin(place)
-    if seed is not None:  # functions traced in `fit` derive op seeds from it
+    if seed is not None:  # functions traced in `fit` derive the seeds of their ops from this seed
         tensorflow._seed = own_seed(seed, place.worker)
     try:
         yield
@@ -91,18 +92,18 @@ def own_randomness(place: WorkerPlace) -> Iterator[None]:
 
 
 def _generator() -> Any:
-    """Return Keras' global generator; None if nothing has drawn from the generator yet."""
+    """Return Keras' global random generator; None if nothing has drawn from the generator yet."""
     return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
 
 
 @functools.cache
 def _watch_generator() -> None:
-    """Patch Keras so that a global generator made within a `fit` differs by worker.
+    """Patch Keras so that a global random generator created within a `fit` differs by worker.
 
-    Keras creates its global generator at the first draw and takes the seed from Python's `random`.
-    Initial weights of later models come from `random` too. So Thinwire must not create the
-    generator earlier than the script does; the patch acts at the first draw. It is installed once
-    in a process.
+    Keras creates its global generator at the first draw and takes the generator's seed from
+    Python's `random`. Initial weights of later models come from `random` as well. So Thinwire must
+    not create the generator earlier than the script does; the patch acts at the first draw. The
+    patch is installed once in a process.
     """
     original = seed_generator.global_seed_generator
 

@@ -1,4 +1,4 @@
-"""Dividing a ray.data.Dataset, whose rows have named columns, among workers.
+"""Division of a ray.data.Dataset, whose rows have named columns, among workers.
 
 This module does not import Ray, so that a script without Ray data sets does not need Ray.
 """
@@ -30,13 +30,13 @@ def is_ray_dataset(data: Any) -> bool:
 def share_ray_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """Return this worker's part of a ray.data.Dataset that `fit` was given as x.
 
-    `y` names a column or a list of columns, and `sample_weight` names a column. All other columns
-    are x: an array for one column, a dict for several. Every worker reads all rows, in order, and
-    keeps the rows of each window that are dealt to the worker.
+    The arguments of `fit` name columns: `y` a column or a list of columns, `sample_weight` a
+    column. All further columns are x: an array for one column, a dict for several. Every worker
+    reads all rows, in order, and keeps its own rows of each window.
 
     Args:
         arguments: Arguments of Keras' fit, by name.
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
 
     Raises:
         ConfigurationError: A named column does not exist, a column's cells differ in shape, or the
@@ -80,7 +80,7 @@ def share_ray_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
 
 
 def part_of_ray_dataset(dataset: Any, place: WorkerPlace) -> Any:
-    """Return a ray.data.Dataset of this worker's rows, one contiguous range.
+    """Return a ray.data.Dataset of this worker's rows, which are one contiguous range.
 
     Raises:
         ConfigurationError: The data set has fewer rows than the run has workers.
@@ -99,12 +99,12 @@ def part_of_ray_dataset(dataset: Any, place: WorkerPlace) -> Any:
 
 
 def _keep_order(dataset: Any) -> None:
-    """Make Ray deliver the rows in the same order to every worker."""
+    """Configure Ray to deliver a data set's rows in the same order to every worker."""
     dataset.context.execution_options.preserve_order = True
 
 
 class _Columns:
-    """Roles of the columns of a data set: x, labels and sample weight."""
+    """Roles of a Ray data set's columns: input x, labels y and sample weight."""
 
     def __init__(self, x: list[str], y: list[str], weight: str | None) -> None:
         self._x, self._y, self._weight = x, y, weight
@@ -124,7 +124,7 @@ class _Columns:
         return cls([name for name in known if name not in named], labels, weight)
 
     def element(self, batch: dict[str, Any]) -> tuple[Any, ...]:
-        """Return a batch as Keras expects it: (x,), (x, y) or (x, y, weight)."""
+        """Return a batch of columns in Keras' form: (x,), (x, y) or (x, y, weight)."""
         x, y = ([(name, batch[name]) for name in names] for names in (self._x, self._y))
         parts: tuple[Any, ...] = (x[0][1] if len(x) == 1 else dict(x),)
         if y or self._weight is not None:
@@ -138,10 +138,10 @@ def _batches(dataset: Any, columns: _Columns, total: int, size: int, place: Work
 
     Args:
         dataset: ray.data.Dataset of the script.
-        columns: Roles of the columns of `dataset`.
+        columns: Roles (x, labels, weight) of the columns of `dataset`.
         total: Number of rows in `dataset`.
-        size: Number of rows in a window, which all workers divide.
-        place: This worker's place in the run.
+        size: Number of rows in a full window, which all workers divide.
+        place: This worker's place in the run: its number and the rules of division.
     """
     _keep_order(dataset)
     epochs = itertools.count()

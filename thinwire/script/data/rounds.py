@@ -1,8 +1,8 @@
-"""Number of rows that all workers together train on in each step of an epoch.
+"""Number of rows (examples) that all workers together train on in each step of an epoch.
 
-A loss that sums over rows must sum over the rows of all workers in a round. A server takes the mean
-of the workers' gradients, weighted by rows. So a worker must know the number of rows of the whole
-round to scale its gradient.
+A loss that sums over rows must sum over the rows of all workers in a round (a step of all workers).
+A server takes the mean of the workers' gradients, weighted by rows. So a worker must know the
+number of rows of the whole round to scale its own gradient.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from thinwire.script.data.place import Rounds, WorkerPlace
 
 @dataclasses.dataclass(frozen=True)
 class EvenRounds:
-    """Rounds of workers that do not wait for each other, estimated from this worker's rows.
+    """Row counts of rounds whose workers do not wait for each other, estimated from one worker.
 
     Args:
         num_workers: Number of workers in the run.
@@ -25,18 +25,18 @@ class EvenRounds:
     num_workers: int
 
     def num_rows(self, step: int, own: int) -> int:
-        """Return the rows of all workers in a step."""
+        """Return the rows of all workers in a step, estimated as n times this worker's rows."""
         return own * self.num_workers
 
 
 @dataclasses.dataclass(frozen=True)
 class DealtRounds:
-    """Rounds of workers that each cut a known number of rows into batches.
+    """Row counts of rounds in which each worker cuts a known number of rows into batches.
 
     Args:
         worker: Number of this worker, 1..num_workers.
-        sizes: Number of rows in a full batch of each worker.
-        totals: Number of rows of each worker in an epoch; None if all batches are full.
+        sizes: For each worker, the number of rows in a full batch.
+        totals: For each worker, the number of rows in an epoch; None if all batches are full.
 
     >>> rounds = DealtRounds(1, (2, 1), (5, 2))
     >>> [rounds.num_rows(step, own) for step, own in enumerate((2, 2, 1))]
@@ -48,7 +48,7 @@ class DealtRounds:
     totals: tuple[int, ...] | None
 
     def num_rows(self, step: int, own: int) -> int:
-        """Return the rows of all workers in a step."""
+        """Return the number of rows that all workers together train on in a step."""
         rows = self.sizes
         if self.totals is not None:
             pairs = zip(self.sizes, self.totals, strict=True)
@@ -59,29 +59,29 @@ class DealtRounds:
 
 @dataclasses.dataclass(frozen=True)
 class UnknownRounds:
-    """Rounds with an unknown number of rows.
+    """Row counts of rounds that no worker can know.
 
     Args:
-        reason: Reason why the number is unknown, as the end of a sentence.
+        reason: Reason why the number of rows is unknown, as the end of a sentence.
     """
 
     reason: str
 
     def num_rows(self, step: int, own: int) -> int:
-        """Raise ConfigurationError: the number of rows is unknown."""
+        """Raise ConfigurationError: the number of rows of all workers is unknown."""
         raise ConfigurationError(f"the rows of all workers in a step are not known: {self.reason}")
 
 
 def dealt_rounds(
     place: WorkerPlace, batch_size: int, totals: Sequence[int] | None, repeats: bool = False
 ) -> Rounds:
-    """Return the rounds of workers that each take a part of the script's batch size.
+    """Return the row counts of rounds in which each worker takes a part of the script's batch size.
 
     Args:
         place: Place of this worker, which takes a part of each batch.
         batch_size: Batch size of the script, in rows.
-        totals: Number of rows of each worker in one pass over the data; None if unknown.
-        repeats: True if an epoch may be more or less than one pass.
+        totals: For each worker, the number of rows in one pass over the data; None if unknown.
+        repeats: True if an epoch may be more or less than one pass over the data.
     """
     if not place.one_group:
         return EvenRounds(place.num_workers)
@@ -104,7 +104,7 @@ def dealt_rounds(
 
 
 def full_rounds(place: WorkerPlace, batch_size: int) -> Rounds:
-    """Return the rounds of an epoch in which every batch is full."""
+    """Return the row counts of an epoch's rounds if every batch is full."""
     if not place.one_group:
         return EvenRounds(place.num_workers)
     workers = range(1, place.num_workers + 1)
@@ -113,10 +113,12 @@ def full_rounds(place: WorkerPlace, batch_size: int) -> Rounds:
 
 
 def check_rows(step: int, own: int, expected: int) -> None:
-    """Check the size of this worker's batch: if it is unexpected, the other sizes are unknown too.
+    """Check the size of this worker's batch.
+
+    If the size is unexpected, this worker does not know the batch sizes of all workers either.
 
     Raises:
-        ConfigurationError: `own` is not `expected`.
+        ConfigurationError: The number `own` of this worker's rows is not `expected`.
     """
     if own != expected:
         raise ConfigurationError(

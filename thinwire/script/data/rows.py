@@ -1,8 +1,8 @@
-"""Number of rows in a mini-batch, and the arrays of the batch that have one row per example.
+"""Number of rows (examples) in a mini-batch, and the batch's arrays that have one row per example.
 
-A batch may hold arrays without rows, for example anchor sizes next to images and boxes. So the
-length of one array does not show the number of rows. Sample weights or labels determine the number;
-if their lengths differ, the most frequent length in the batch does.
+A mini-batch may hold arrays without a row per example, for example anchor sizes next to images and
+boxes. So the length of a single array does not show the number of rows. Sample weights or labels
+determine the number; if their lengths differ, the most frequent length in the batch does.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
-    """Shape of a batch's array that has a first axis.
+    """Length and rank of an array of a mini-batch; the array has a first axis.
 
     Attributes:
         length: Length of the first axis: a number, or a scalar int64 tensor whose value is known
             only when the step runs.
-        rank: Number of axes.
+        rank: Number of axes of the array.
     """
 
     length: Any
@@ -30,12 +30,12 @@ class _Leaf:
 
     @property
     def is_known(self) -> bool:
-        """True if the length is a number."""
+        """True if the length is a number, not a tensor."""
         return isinstance(self.length, int)
 
     @staticmethod
     def of(array: Any) -> _Leaf | None:
-        """Return the shape of an array; None if the array has no first axis."""
+        """Return the length and rank of an array; None if the array has no first axis."""
         shape = getattr(array, "shape", None)
         if array is None or shape is None:
             return None
@@ -47,7 +47,7 @@ class _Leaf:
             return _Leaf(
                 tf.cast(rows, tf.int64) if static_length is None else int(static_length), rank
             )
-        if getattr(shape, "rank", 0) is None:  # the rank is unknown before the step runs
+        if getattr(shape, "rank", 0) is None:  # TensorFlow knows the rank only when the step runs
             return _Leaf(tf.shape(array, tf.int64)[0], 1)
         if not len(shape):
             return None
@@ -59,9 +59,9 @@ def num_rows(batch: Any) -> Any:
     """Return the number of rows of a mini-batch: x, (x, y) or (x, y, weights), as in Keras.
 
     The sample weights determine the number; without weights the labels do, and without labels x.
-    If these arrays differ in length, the length that is most frequent in the whole batch counts. Of
-    two equally frequent lengths, a length that varies from step to step counts first, then the
-    length of the array with more axes.
+    If these arrays differ in length, the length that is most frequent in the whole batch counts. If
+    two lengths are equally frequent, a length that varies from step to step takes precedence, then
+    the length of the array with more axes.
 
     Returns:
         A number, or a scalar int64 tensor if the number is known only when the step runs.
@@ -72,7 +72,7 @@ def num_rows(batch: Any) -> Any:
     """
     try:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-    except ValueError:  # not a structure that Keras unpacks
+    except ValueError:  # the batch is no structure that Keras can unpack
         x, y, weights = batch, None, None
     leaves_of_parts = [
         [leaf for leaf in map(_Leaf.of, tf.nest.flatten(part)) if leaf is not None]
@@ -89,7 +89,7 @@ def num_rows(batch: Any) -> Any:
 
 
 def _most_frequent(candidates: Sequence[_Leaf], everything: Sequence[_Leaf]) -> Any:
-    """Return the most frequent length, computed in the graph of a step."""
+    """Return the candidates' most frequent length in a batch, computed in a step's graph."""
     candidate_lengths, lengths = (
         tf.stack([tf.cast(leaf.length, tf.int64) for leaf in leaves])
         for leaves in (candidates, everything)
@@ -101,10 +101,10 @@ def _most_frequent(candidates: Sequence[_Leaf], everything: Sequence[_Leaf]) -> 
 
 
 def arrays_of_rows(batch: Any) -> tuple[bool, ...]:
-    """Return for each array of a mini-batch True if the array has one row for each example.
+    """Return, for each array of a mini-batch, True if the array has one row for each example.
 
-    In a dataset whose last batch may be shorter, arrays with rows have an unknown length. An array
-    with a static length then has no rows.
+    In a dataset whose last batch may be shorter, arrays with one row per example have an unknown
+    length. An array with a static length then does not have one row per example.
 
     Args:
         batch: A mini-batch in a form that `num_rows` accepts, or the element_spec of a dataset.
@@ -117,7 +117,7 @@ def arrays_of_rows(batch: Any) -> tuple[bool, ...]:
 
 
 def _first_axis(leaf: Any) -> int | None:
-    """Return the length of an array's first axis; None if unknown, -1 without an axis."""
+    """Return the length of an array's first axis; None if unknown, -1 if the array has no axis."""
     shape = tf.TensorShape(getattr(leaf, "shape", ()))
     if shape.rank == 0:
         return -1
@@ -127,14 +127,14 @@ def _first_axis(leaf: Any) -> int | None:
 def map_rows(take: Callable[[Any], Any], batch: Any, of_rows: Sequence[bool] | None = None) -> Any:
     """Return a mini-batch with `take` applied to the arrays that have one row for each example.
 
-    Arrays without rows do not change.
+    Arrays of the mini-batch that do not have one row per example do not change.
 
     Args:
         take: Function that returns the chosen rows of an array.
         batch: A mini-batch in a form that `num_rows` accepts.
-        of_rows: Result of `arrays_of_rows` for the batch's spec, or for another batch of the same
-            structure. None: computed from this batch, where an array without rows may by chance be
-            as long as the batch.
+        of_rows: Result of `arrays_of_rows` for the batch's spec, or for a batch of the same
+            structure. None: computed from this batch, in which an array without a row per example
+            may by chance be as long as the batch.
 
     >>> import numpy as np
     >>> batch = {"sizes": np.arange(3), "x": np.zeros((4, 1))}

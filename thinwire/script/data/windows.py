@@ -1,9 +1,10 @@
-"""Dealing out the elements of a tf.data.Dataset, or the rows of its batches, window by window.
+"""Division of a tf.data.Dataset's elements, or of its batches' rows, among workers by windows.
 
-The seed by which a window is dealt contains the number of the epoch and the number of the window.
-The dataset counts epochs and windows during iteration. An epoch is one pass over the elements dealt
-out, so each repetition of a later `repeat()` is an epoch. All workers count alike if all workers
-iterate equally often.
+A window is a number of successive elements, or a batch; each worker gets a random part of it.
+The seed of the random part contains the numbers of the epoch and of the window. The dataset counts
+epochs and windows during iteration. An epoch is one pass over the divided elements, so each
+repetition of a later `repeat()` is an epoch. All workers count the same numbers if all workers
+iterate over the dataset equally often.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ _Dataset = Any  # a tf.data.Dataset: TensorFlow has no types
 
 
 def count_epochs() -> _Dataset:
-    """Return a dataset of one element: the number of earlier passes over the dataset."""
+    """Return a dataset of one element: the number of earlier passes over this dataset."""
     numbers = itertools.count()
 
     def count() -> Any:
         return np.int64(next(numbers))
 
     def begin(_: Any) -> Any:
-        # Count when the element is read, not when an iterator is made: Keras makes iterators that
-        # it never reads, and a count of these would differ between workers.
+        # Count a pass when the element is read, not when an iterator is made: Keras makes iterators
+        # that it never reads, and their number differs between workers.
         return tf.ensure_shape(tf.numpy_function(count, [], tf.int64), [])
 
     return tf.data.Dataset.from_tensors(0).map(as_traced(begin))
@@ -45,18 +46,18 @@ def deal_elements(
     is_repeated: bool,
     unfilled: UnfilledRounds | None = None,
 ) -> _Dataset:
-    """Return this worker's elements of a dataset.
+    """Return a dataset of this worker's elements of a dataset.
 
-    A window is collected before it is dealt out, because the size of the last window is known only
-    after it is read.
+    A window of elements is collected before it is divided among the workers, because the size of
+    the last window is known only after the window is read.
 
     Args:
         whole: Dataset with the same elements in the same order on every worker.
-        window: Number of elements in a full window.
-        place: This worker's place in the run.
-        drops_rest: True if a last window with fewer elements is dropped.
-        is_repeated: True if an epoch of `fit` may continue into the next pass.
-        unfilled: Counter of windows without elements for this worker; None: not counted.
+        window: Number of elements in a full window, which all workers divide.
+        place: This worker's place in the run: its number and the rules of division.
+        drops_rest: True to drop a last window that is not full.
+        is_repeated: True if an epoch of `fit` may continue into the next pass over the data.
+        unfilled: Counter of windows in which this worker gets no element; None: do not count.
     """
 
     def owned(epoch: Any, number: Any, num_elements: Any) -> Any:
@@ -96,18 +97,18 @@ def cut_batches(
     is_repeated: bool,
     unfilled: UnfilledRounds | None = None,
 ) -> _Dataset:
-    """Return each batch of a dataset with this worker's rows only.
+    """Return a dataset of batches in which each batch has only this worker's rows.
 
     Args:
         whole: Dataset with the same batches in the same order on every worker.
-        place: This worker's place in the run.
+        place: This worker's place in the run: its number and the rules of division.
         rest: Number of rows in a short last batch; 0 without a short batch, None if unknown. Only
             the last batch of an epoch may have fewer rows than the run has workers; a worker
             without rows then has one step fewer.
-        is_repeated: True if an epoch of `fit` may continue into the next pass.
-        unfilled: Counter of batches without rows for this worker; None: not counted.
+        is_repeated: True if an epoch of `fit` may continue into the next pass over the data.
+        unfilled: Counter of batches in which this worker gets no row; None: do not count.
     """
-    short: dict[int, int] = {}  # epoch -> rows of a short batch, which must be its last
+    short: dict[int, int] = {}  # epoch -> rows of its short batch, which must be the last batch
 
     def positions(epoch: Any, number: Any, num_rows: Any) -> Any:
         if int(epoch) in short:
@@ -143,7 +144,7 @@ def _short(place: WorkerPlace, number: Any, num_rows: Any) -> Exception:
 
 
 def _epoch_of_each() -> _Dataset:
-    """Return a dataset that repeats the number of the current pass without end."""
+    """Return a dataset that repeats the number of the current pass over it without end."""
 
     def repeat(epoch: Any) -> _Dataset:
         return tf.data.Dataset.from_tensors(epoch).repeat()
@@ -152,7 +153,7 @@ def _epoch_of_each() -> _Dataset:
 
 
 def as_traced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that TensorFlow traces without AutoGraph, which it does not need."""
+    """Return the function marked so that TensorFlow traces it without AutoGraph."""
     converted: Callable[..., Any] = tf.autograph.experimental.do_not_convert(function)
     return converted
 
@@ -169,7 +170,7 @@ def _slices(values: Any) -> _Dataset:
     return tf.data.Dataset.from_tensor_slices(values)
 
 
-# -- None components, which a window cannot hold ---------------------------------------------------
+# -- None components of elements, which a window's tensors cannot hold -----------------------------
 
 
 def _without_none(dataset: _Dataset) -> _Dataset:
@@ -184,7 +185,7 @@ def _without_none(dataset: _Dataset) -> _Dataset:
 
 
 def _with_none(dataset: _Dataset, spec: Any) -> _Dataset:
-    """Return the elements of a `_without_none` dataset with the structure of `spec` restored."""
+    """Return the elements of a `_without_none` dataset with their None components restored."""
     leaves = tf.nest.flatten(spec)
     if not any(isinstance(leaf, tf.NoneTensorSpec) for leaf in leaves):
         return dataset
@@ -205,7 +206,8 @@ def rows_in(batch: Any, of_rows: Sequence[bool] | None = None) -> Any:
 
     Args:
         batch: Tensors, ragged tensors and sparse tensors, in any nesting.
-        of_rows: Result of `arrays_of_rows`; None: computed from `batch`.
+        of_rows: For each array of the batch, True if it has one row for each example, as
+            `arrays_of_rows` returns; None: computed from `batch`.
     """
     kinds = of_rows or arrays_of_rows(batch)
     rows = tf.nest.flatten(batch)[kinds.index(True)]
@@ -217,24 +219,25 @@ def rows_in(batch: Any, of_rows: Sequence[bool] | None = None) -> Any:
 
 
 def take_rows_of(batch: Any, positions: Any, of_rows: Sequence[bool] | None = None) -> Any:
-    """Return the rows of a batch at ascending positions.
+    """Return the rows of a batch at the given positions.
 
     Args:
         batch: Tensors, ragged tensors and sparse tensors, in any nesting.
         positions: [n] int64 row numbers, ascending.
-        of_rows: Result of `arrays_of_rows`; None: computed from `batch`.
+        of_rows: For each array of the batch, True if it has one row for each example, as
+            `arrays_of_rows` returns; None: computed from `batch`.
     """
     return map_rows(lambda rows: _take(rows, positions), batch, of_rows)
 
 
 def _take(rows: Any, positions: Any) -> Any:
-    """Return rows of a tensor, ragged or sparse."""
+    """Return the rows of a tensor, ragged tensor or sparse tensor at ascending positions."""
     if not isinstance(rows, tf.SparseTensor):
         return tf.gather(rows, positions)
     num_taken = tf.size(positions, tf.int64)
     place_of = tf.scatter_nd(
         positions[:, None], tf.range(1, num_taken + 1), rows.dense_shape[:1]
-    )  # [rows] int64 new row number + 1; 0 for a row that is not taken
+    )  # [rows] int64: for each row its new number + 1, or 0 if the row is not taken
     new_row = tf.gather(place_of, rows.indices[:, 0]) - 1
     is_taken = new_row >= 0
     indices = tf.concat([new_row[:, None], rows.indices[:, 1:]], axis=1)

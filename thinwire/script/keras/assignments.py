@@ -1,9 +1,9 @@
-"""Sums up a script's own assignments to shared variables that local optimizers also step.
+"""Sums up a script's own assignments to shared variables that optimizers on the worker step, too.
 
-With local optimizers the weights alone do not show whether a change came from a step or from the
-script. So calls of `keras.Variable.assign` are recorded, eagerly and within a graph: layers,
-callbacks and train_steps set weights with this method. Keras' optimizers and Thinwire itself
-assign by other methods, so their changes are not recorded.
+If optimizers step on the worker, the weights alone do not show whether a change came from a step
+or from the script. So calls of `keras.Variable.assign` are recorded, eagerly and within a graph:
+layers, callbacks and train_steps set weights with `assign`. Changes by Keras' optimizers and by
+Thinwire are not recorded, because neither of them calls `assign`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Assignments:
     """Sum of the changes that assignments made to each variable, until `take` returns the sum."""
 
     def __init__(self) -> None:
-        self._sums: dict[int, Any] = {}  # id of a variable -> [its shape] float32
+        self._sums: dict[int, Any] = {}  # id of a variable -> float32 sum of the script's changes
         # Create the flag before any step is traced: TensorFlow traces a step a second time if the
         # step creates a variable.
         with tf.init_scope():
@@ -36,10 +36,10 @@ class Assignments:
         return self._flag.read_value()
 
     def record(self, variable: Any, before: Any) -> None:
-        """Add the change of one assignment, eagerly or as part of a graph.
+        """Add the change of one assignment to the variable's sum, eagerly or as part of a graph.
 
         Args:
-            variable: Keras variable, which already has the new value.
+            variable: Keras variable that already has the assigned value.
             before: Value of the variable before the assignment, a tensor.
         """
         if id(variable) not in self._sums:
@@ -47,17 +47,19 @@ class Assignments:
                 self._sums[id(variable)] = _new_sum(variable)
         change = tf.cast(variable.value, tf.float32) - tf.cast(before, tf.float32)
         total = self._sums[id(variable)].assign_add(change)
-        with tf.control_dependencies([total]):  # a reader that sees the flag also sees the sum
+        # Set the flag only after the sum has changed, so that a reader of the flag sees the sum.
+        with tf.control_dependencies([total]):
             self._flag.assign(True)
 
     def take(self, variables: Sequence[Any]) -> Float32 | None:
-        """Return the assigned changes since the last call, and clear them.
+        """Return the changes that were assigned since the last call of `take`, and clear the sums.
 
         Args:
             variables: Variables whose changes are returned, in this order.
 
         Returns:
-            [n] float32 changes of all values of the variables; None if nothing has changed.
+            [n] float32 changes of the variables' n values, concatenated; None if all changes are
+            zero.
         """
         if not self._sums:
             return None
@@ -71,7 +73,7 @@ class Assignments:
         return flat if flat.any() else None
 
     def clear(self) -> None:
-        """Set all sums to zero."""
+        """Set the sums of the changes of all variables to zero."""
         for total in self._sums.values():
             total.assign(tf.zeros_like(total))
         self._flag.assign(False)

@@ -1,8 +1,8 @@
-"""Callbacks that add the costs of a run to the logs of `fit`; exported as `thinwire.callbacks`.
+"""Callbacks that log a run's traffic and staleness in `fit`; exported as `thinwire.callbacks`.
 
 Put these callbacks before callbacks that read the logs, for example CSVLogger and TensorBoard.
-History has the keys at any position of the callbacks. If the model trains alone, the callbacks log
-zeros.
+Keras' History has the added keys even if it comes before these callbacks in the list. If the model
+trains alone, `Traffic` and `Staleness` log zeros.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ class Traffic(keras.callbacks.Callback):
     """Logs ``bytes_up`` and ``bytes_down``: bytes this worker sent and received in the epoch."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the two byte counts to the logs."""
+        """Add ``bytes_up`` and ``bytes_down`` to the logs of the epoch."""
         if logs is not None:
             traffic = _traffic(self.model)
             logs |= {"bytes_up": traffic.bytes_up, "bytes_down": traffic.bytes_down}
 
 
 class Staleness(keras.callbacks.Callback):
-    """Logs the staleness of this worker's updates: updates merged since the worker's last pull.
+    """Logs the staleness of this worker's updates: how many updates the PS merged since its pull.
 
     ``staleness`` is the mean over the epoch's exchanges, ``staleness_max`` the maximum. The unit
-    is updates. Staleness is 0 if all workers step together.
+    is updates. Staleness is 0 if all workers exchange in the same round.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the mean and the maximum staleness to the logs."""
+        """Add the mean and the maximum staleness of the epoch to its logs."""
         if logs is not None:
             traffic = _traffic(self.model)
             mean = traffic.staleness / max(1, traffic.num_exchanges)
@@ -46,7 +46,7 @@ class Version(keras.callbacks.Callback):
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the version to the logs."""
+        """Add the model's version to the logs of the epoch."""
         session = getattr(self.model, "thinwire", None)
         if logs is None:
             return

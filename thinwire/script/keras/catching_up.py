@@ -1,7 +1,8 @@
 """Catching up after a restart: a restarted script skips the fits that the run has completed.
 
-The shards keep the final weights of each completed phase. For a skipped fit the script loads the
-final weights of the fit's model from the shards.
+A phase is a part of the run in which the model and its optimizers stay the same. The shards keep
+the final weights of each completed phase. For a skipped fit the script loads the final weights of
+the fit's model from the shards.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from thinwire.script.session import Session
 from thinwire.supervisor.evaluation_requests import CentralModel
 from thinwire.worker.script import LeftBehind
 
-#: Number of variables of an optimizer without slots: the step count and the learning rate.
+#: Number of variables of an optimizer that has no slots (moments of the variables that it steps).
+#: These two variables are the step count and the learning rate.
 _WITHOUT_STATE = 2
 
 
@@ -32,31 +34,34 @@ class CatchUp:
 
     def __init__(self) -> None:
         self.is_behind = False
-        # Paths of variables of the current model whose values this process does not know, because
-        # the fit that trained them was skipped.
+        # Paths of the current model's variables that a skipped fit trained. This process does not
+        # have the trained values of these variables.
         self._passed_over: set[str] = set()
-        # Variables of earlier models whose values this process does not know, by identity.
+        # id -> variable of an earlier model of the script that a skipped fit trained. This process
+        # does not have the variable's trained value.
         self._lost: dict[int, Any] = {}
-        # Session and phase whose final weights were loaded last.
+        # Session and phase of the last call that loaded final weights; None before the first load.
         self._taken: tuple[Session, int] | None = None
-        # (identity of optimizer, identity of variable) -> optimizer: slots that this process does
-        # not know.
+        # (id of an optimizer, id of a variable) -> the optimizer, if a skipped fit trained the
+        # optimizer's slots of the variable. This process does not have these slots.
         self._stateless: dict[tuple[int, int], Any] = {}
 
     def open(self, session: Session, phase: int | None) -> bool:
         """Join the run, unless the run is in a later phase than this script.
 
         Args:
-            session: Session of the current phase.
-            phase: Newest phase that this script may be in; None if it has been in no phase.
+            session: This script's session with the servers.
+            phase: Number of the newest phase that this script may be in; None if the script has
+                not been in any phase.
 
         Returns:
-            The result of `Session.open`; False if the run is in a later phase.
+            The result of `Session.open`; False if the run is in a later phase than this script.
 
         Raises:
-            ConfigurationError: A skipped fit trained variables that the run does not share now.
-            LeftBehind: A skipped fit trained variables that the run does not share now, and the
-                launcher restarted this worker.
+            ConfigurationError: A skipped fit trained variables that the workers of the run do not
+                share any more.
+            LeftBehind: A skipped fit trained variables that the workers of the run do not share any
+                more, and the launcher has restarted this worker.
             RequestRejected: A shard rejected the worker for a reason other than its phase.
         """
         try:
@@ -72,8 +77,8 @@ class CatchUp:
             logging.warning("skipping this fit: the run has completed it already")
         self.is_behind = True
         # Phase 2n begins at the start of the n-th fit and phase 2n + 1 at its end (see
-        # `FitBarriers.phase`). The odd phase has the final weights: callbacks at the end of the
-        # fit may have set them.
+        # `FitBarriers.phase`). The final weights of a fit are in its odd phase, because callbacks
+        # at the end of the fit may have set weights.
         if self._take_ended(session, (phase or 2) | 1):
             self._passed_over -= {variable.path for variable in session.shared.variables}
             for variable in session.shared.variables:
@@ -84,14 +89,14 @@ class CatchUp:
         return False
 
     def _take_ended(self, session: Session, phase: int) -> bool:
-        """Load the final weights and statistics of a completed phase into the model.
+        """Load the final weights and moving statistics of a completed phase into the model.
 
         Args:
-            session: Session of an earlier phase.
+            session: This script's session. Its phase is earlier than the run's phase.
             phase: Number of the completed phase.
 
         Returns:
-            True if the shards had the final weights of the phase.
+            True if the shards still had the final weights of the completed phase.
         """
         if self._taken == (session, phase):
             return True
@@ -113,7 +118,7 @@ class CatchUp:
         return True
 
     def forget_states(self, optimizers: Iterable[Any]) -> None:
-        """Mark the slots of some optimizers as unknown: their fit was skipped."""
+        """Mark the slots (moments) of some optimizers as unknown, because their fit was skipped."""
         self._stateless |= {
             (id(optimizer), id(variable)): optimizer
             for optimizer in optimizers
@@ -122,22 +127,22 @@ class CatchUp:
         }
 
     def remember_states(self, optimizers: Iterable[Any]) -> None:
-        """Mark the slots of some optimizers as known: the run has their variables and slots."""
+        """Mark the slots of some optimizers as known, because this process joins their phase."""
         for optimizer in optimizers if self._stateless else ():
             for variable in optimizer._trainable_variables:
                 self._stateless.pop((id(optimizer), id(variable)), None)
 
     def check_states(self, session: Session, optimizers: Iterable[Any]) -> None:
-        """Reject optimizers whose slots this process does not know, before they are offered.
+        """Reject optimizers if this process lacks their slots (moments), before an offer to the PS.
 
         Args:
             session: Session of the phase that is about to begin.
-            optimizers: Optimizers of the phase.
+            optimizers: Optimizers that step in the phase.
 
         Raises:
-            ConfigurationError: The slots of an optimizer are unknown.
-            LeftBehind: The slots of an optimizer are unknown, and the launcher restarted this
-                worker.
+            ConfigurationError: A skipped fit trained slots of one of the optimizers.
+            LeftBehind: A skipped fit trained slots of one of the optimizers, and the launcher has
+                restarted this worker.
         """
         for optimizer in optimizers if self._stateless else ():
             for variable in optimizer._trainable_variables:
@@ -149,17 +154,17 @@ class CatchUp:
                     )
 
     def go_to_next_model(self, variables: Iterable[Any]) -> None:
-        """Switch to another model of the script.
+        """Note that the script now trains another model.
 
         Args:
-            variables: Shared variables of the previous model.
+            variables: Shared variables of the model that the script trained before.
         """
         if self._passed_over:
             self._lost |= {id(variable): variable for variable in variables}
         self._passed_over.clear()
 
     def _open(self, session: Session) -> bool:
-        """Join the run; then reject variables of skipped fits that the run does not share now."""
+        """Join the run; reject the script if the run has dropped variables of skipped fits."""
         opened, self.is_behind = session.open(), False
         shared = {variable.path for variable in session.shared.variables}
         missing = sorted(self._passed_over - shared)

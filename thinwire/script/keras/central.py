@@ -21,11 +21,11 @@ from thinwire.worker.script import RECORD
 
 
 class CentralAccess:
-    """Loads the weights and optimizer state that the shards hold.
+    """Loads weights and optimizer state from the shards into a script's model and optimizers.
 
     Args:
-        member: The model's membership in the run.
-        optimizers: Optimizers of the script.
+        member: Settings, session and barriers of the model in its run.
+        optimizers: Optimizers of the script that step in the run.
     """
 
     def __init__(self, member: RunMember, optimizers: ScriptOptimizers) -> None:
@@ -33,7 +33,7 @@ class CentralAccess:
 
     @property
     def writes_files(self) -> bool:
-        """True if this worker writes the files that the scripts of all workers would write."""
+        """True if this worker writes the script's files; only one worker of a run writes them."""
         settings = self._member.settings
         if settings is None or not self._member.is_offered:
             return True
@@ -41,7 +41,7 @@ class CentralAccess:
 
     @contextlib.contextmanager
     def saving(self, is_own: bool) -> Iterator[bool]:
-        """Load the state to be saved into the model; see `SavingWorker.saving`."""
+        """Load the shards' state into the model for saving; implements `SavingWorker.saving`."""
         member, writes = self._member, self.writes_files
         with self.lent() if writes or is_own else contextlib.nullcontext():
             yield writes or is_own
@@ -52,10 +52,11 @@ class CentralAccess:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """Lend the model the shards' weights, statistics and optimizer state during a `fit`.
+        """Give the model the shards' weights and optimizer state for the duration of the context.
 
-        Afterwards the model has this worker's weights and statistics again. If a callback has set
-        other weights, the model keeps the weights of the callback.
+        Within a `fit`, the model holds the shards' weights, moving statistics and optimizer state
+        in the context. After the context the model has this worker's weights and statistics again.
+        If a callback has set weights before the context, nothing is loaded from the shards.
         """
         session = self._member.present
         if session is None or not self._member.in_fit:
@@ -75,7 +76,7 @@ class CentralAccess:
             session.assign(worker_values)
 
     def refresh_averages(self) -> None:
-        """Load the PS's moving averages of the weights into the optimizer, during a `fit`."""
+        """Load the PS's moving averages of the weights into the script's optimizers, in a `fit`."""
         session = self._member.present
         if session is None:
             return
@@ -87,18 +88,18 @@ class CentralAccess:
         """Load the PS's optimizer state into the script's optimizers.
 
         Returns:
-            True if the PS had an optimizer state.
+            True if the PS had an optimizer state and the script's optimizers have loaded it.
         """
         state = self._fetch(session)
         return state is not None and self._fill_slots(session, state)
 
     def take_final(self, session: Session) -> bool:
-        """Load the final weights and optimizer state of an ended run.
+        """Load the final weights and optimizer state of an ended run into the script's model.
 
-        The shards of an ended run wait until this worker has left.
+        The shards can still answer, because they wait at the end until all workers have left.
 
         Returns:
-            True if the PS had an optimizer state.
+            True if the PS had a final optimizer state and the script's optimizers have loaded it.
         """
         is_over = session.stopped and session.stop_reason in END_REASONS
         if not is_over or self._member.catch_up.is_behind or not session.part.run_id:
@@ -110,7 +111,11 @@ class CentralAccess:
         return self._fill_slots(session, state)
 
     def _fetch(self, session: Session, weights: bool = False) -> CentralState | None:
-        """Return the shards' state; None if the PS has no optimizer or does not answer."""
+        """Fetch the shards' optimizer state, and their weights if `weights` is true.
+
+        Returns:
+            The state; None if the PS has no optimizer state to send or does not answer.
+        """
         offer = None if self._member.succeeds else session.offer
         if offer is None or not (offer.optimizers or weights):
             return None
@@ -139,8 +144,9 @@ class CentralAccess:
                 step.assign_streak(state.scale_streak)
             if rate is None:
                 continue
-            # A callback may set the rate after the last push. The fetched state would overwrite
-            # this rate before the next push reports it, so the rate is assigned again.
+            # A callback may set the learning rate after the last push. The fetched optimizer state
+            # would overwrite this rate before the next push reports it to the PS, so the rate is
+            # assigned again.
             was_set = rate != np.float32(step.known_rate)
             step.known_rate = float(step.rate.numpy())
             if was_set:

@@ -1,9 +1,9 @@
-"""TensorFlow's own checkpoints: one worker writes the files, with the state of the shards.
+"""TensorFlow's own checkpoints: one worker writes the files, with the weights of the shards.
 
 `tf.train.Checkpoint` and `tf.train.CheckpointManager` belong to no model, so their classes are
-patched for the whole process. On workers that do not write, the two classes return the usual paths
-and count and number checkpoints as usual, but touch no file. All workers restore the files that
-the writing worker saved.
+patched for the whole process. On workers that do not write, the patched classes return the usual
+paths and number checkpoints as usual, but change no file. All workers restore the files that the
+writing worker saved.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from thinwire.script.keras.saving import SavingWorker, is_own_file
 
 
 class CheckpointingWorker(Protocol):
-    """Worker that trains a model or an optimizer of a checkpoint."""
+    """Interface of a worker that trains a model or an optimizer which a checkpoint may contain."""
 
     def holds(self, tracked: Collection[int]) -> bool:
-        """Return whether this worker has a model or an optimizer with one of these identities."""
+        """Return True if an id in `tracked` is the id of a model or an optimizer of this worker."""
 
     def checkpointing(self) -> SavingWorker:
-        """Refresh the model from the shards if necessary; return the object that saves it."""
+        """Load the shards' weights into the model of a loop; return the object that saves it."""
 
 
 #: Per thread: `is_silent` is True while TensorFlow's functions must not change files.
 _STATE = threading.local()
-#: Functions of TensorFlow by which a manager lists its checkpoints in a file, or removes old ones.
+#: TensorFlow functions by which a `CheckpointManager` lists its checkpoints in a file or removes
+#: old checkpoints.
 _OF_MANAGERS = ("update_checkpoint_state_internal", "_delete_file_if_exists")
 
 
@@ -43,9 +44,9 @@ def write_checkpoints_once(
     """Let only one worker of the run write TensorFlow's checkpoints.
 
     Args:
-        workers: Returns the workers of this process, the newest last.
-        writes: Returns whether this process writes checkpoints that contain no worker's model or
-            optimizer.
+        workers: Returns the workers of the models in this process, the newest last.
+        writes: Returns True if this process writes the checkpoints that contain neither a model
+            nor an optimizer of a worker.
     """
     _guard_classes()
     _WORKERS[:] = [(workers, writes)]
@@ -79,8 +80,9 @@ def _once(alone: Callable[..., Any]) -> Callable[..., Any]:
             callbacks = None if options is None else options.experimental_write_callbacks
             with _silent():
                 for callback in callbacks or ():
-                    # Only a manager's callback runs without a file: the manager counts its
-                    # checkpoints in this callback. A callback of the script may read the file.
+                    # If no file is written, only the callback of a `CheckpointManager` is called,
+                    # because it counts the manager's checkpoints. A callback of the script is not
+                    # called, because it may read the file.
                     if callback.__module__.startswith("tensorflow."):
                         callback(path)
             return path
@@ -90,7 +92,7 @@ def _once(alone: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _saving(checkpoint: Any, is_own: bool) -> Iterator[bool]:
-    """Load the state to be saved into a checkpoint's objects; yield whether this worker writes."""
+    """Load the shards' state into a checkpoint's objects; yield True if this worker writes it."""
     workers, writes = _WORKERS[0]
     tracked = {id(tracked) for tracked in tf.train.TrackableView(checkpoint).descendants()}
     worker = next((worker for worker in reversed(workers()) if worker.holds(tracked)), None)

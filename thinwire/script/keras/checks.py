@@ -1,4 +1,4 @@
-"""Rejects models and optimizers that cannot be trained in a distributed run, before it starts."""
+"""Rejects models and optimizers that cannot be trained in a run, before the run starts."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from thinwire.ops.weighting.dc_asgd import DcAsgd
 from thinwire.script.data.place import WorkerPlace
 from thinwire.script.keras.plan import named
 
-#: Setting of a Keras optimizer -> the setting of Thinwire with the same effect.
+#: Setting of a Keras optimizer -> text that names the Thinwire setting with the same effect.
 _INSTEAD = {
     "momentum": "mode dgs or dgc, which apply the momentum; or `momentum` for all nodes",
     "weight_decay": "`worker_weight_decay` for the worker",
     "global_clipnorm": "`clip_norm` for the worker",
     "clipnorm": "`clip_norm` for the worker, which clips all gradients together",
 }
-#: Settings of a Keras optimizer that may differ from the server's.
+#: Settings of a compiled Keras optimizer that may differ from the server optimizer's settings.
 _FREE = ("name", "learning_rate")
 
-#: Optimizers whose steps are proportional to gradients, or whose rates the script itself sets.
+#: Thinwire optimizers with steps proportional to the gradients, and "script" (the script sets the
+#: rate itself). Scaling the gradients of a worker then has the effect of another learning rate.
 _IN_PROPORTION = ("sgd", "momentum", "script")
 
 
@@ -62,14 +63,14 @@ def check_exchanges(model: Any) -> None:
 
 
 def check_states(model: Any, place: WorkerPlace) -> None:
-    """Reject stateful layers if the rows of a data set are divided among the workers.
+    """Reject a model with stateful layers if the workers divide the rows of a data set.
 
     Args:
         model: Keras model.
         place: How the data set is divided among the workers.
 
     Raises:
-        ConfigurationError: The model has a stateful layer, and the rows are divided.
+        ConfigurationError: The model has a stateful layer, and the workers divide the rows.
     """
     layers = model._flatten_layers() if place.is_shared else ()
     for layer in layers:
@@ -91,17 +92,18 @@ def momentum_of(optimizer: Any) -> float | None:
 
 
 def check_optimizer(optimizer: Any, method: Method, takes_momentum: bool) -> None:
-    """Reject a compiled optimizer whose settings would have no effect, because the server steps.
+    """Reject a compiled optimizer with settings that have no effect, because the server steps.
 
-    Plain SGD is always accepted. Any other optimizer must equal the server's optimizer.
+    Plain SGD is always accepted. Any optimizer other than plain SGD must equal the server's
+    optimizer.
 
     Args:
-        optimizer: Compiled optimizer.
+        optimizer: Optimizer that the script has compiled its model with.
         method: Training method of the run.
         takes_momentum: True if the method applies the optimizer's momentum itself.
 
     Raises:
-        ConfigurationError: A setting of the optimizer would have no effect.
+        ConfigurationError: A setting of the compiled optimizer would have no effect.
     """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ConfigurationError(
@@ -118,8 +120,9 @@ def check_optimizer(optimizer: Any, method: Method, takes_momentum: bool) -> Non
         )
     if takes_momentum:
         compiled["momentum"] = 0.0
-    # With local steps the server's optimizer applies changes of weights, not gradients. It is then
-    # no counterpart of a compiled optimizer, so only plain SGD is accepted.
+    # If workers take local steps, the server's optimizer applies changes of weights, not gradients.
+    # The server's optimizer is then no counterpart of a compiled optimizer, so only plain SGD is
+    # accepted.
     plain = keras.optimizers.SGD()
     server = plain if method.takes_local_steps else keras_optimizer(method.server)
     for known in (plain, server):
@@ -177,10 +180,10 @@ def check_rate_change(rate: float, method: Method) -> None:
 
 
 def check_variables(variables: Iterable[Any]) -> None:
-    """Reject variables with a constraint, for a server that has its model from flags.
+    """Reject variables with a Keras constraint: a server with a model from flags ignores it.
 
     Raises:
-        ConfigurationError: A variable has a constraint.
+        ConfigurationError: One of the variables has a constraint.
     """
     for variable in variables:
         if variable.constraint is not None:
@@ -194,14 +197,14 @@ def check_variables(variables: Iterable[Any]) -> None:
 def check_same_variables(shared: Sequence[Any], stepped: Sequence[Any]) -> None:
     """Reject trainable variables that the run does not share: only this worker would train them.
 
-    If W_global is set, the script has chosen the shared variables, and every choice is accepted.
+    If W_global is set, the script has chosen the shared variables itself, and nothing is rejected.
 
     Args:
-        shared: Variables that the run shares.
+        shared: Variables that all workers of the run train.
         stepped: Variables that the model's optimizers step.
 
     Raises:
-        ConfigurationError: The script made variables trainable without a new `compile`.
+        ConfigurationError: The script made variables trainable but did not compile the model again.
     """
     known = {id(variable) for variable in shared}
     new = [variable for variable in stepped if id(variable) not in known]
@@ -217,16 +220,17 @@ def check_same_variables(shared: Sequence[Any], stepped: Sequence[Any]) -> None:
 def refuse_step_alone(
     optimizer: Any, variables: Sequence[Any], shared: Iterable[Any], name: str
 ) -> None:
-    """Reject an optimizer that steps shared variables without an exchange.
+    """Reject an optimizer that steps shared variables without an exchange with the PS.
 
     Args:
-        optimizer: Optimizer that is not distributed, or was not known at the first step.
+        optimizer: Optimizer that is not part of the run: it is not distributed, or Thinwire did not
+            find it in the first step.
         variables: Variables that the optimizer steps.
         shared: Shared variables of the model, which only exchanges may change.
-        name: Name of the model.
+        name: Name of the model, for the error message.
 
     Raises:
-        ConfigurationError: The optimizer steps a shared variable.
+        ConfigurationError: The optimizer steps a shared variable on this worker alone.
     """
     known = {id(variable) for variable in shared}
     touched = [variable for variable in variables if id(variable) in known]
@@ -243,18 +247,20 @@ def refuse_step_alone(
 def check_offered_step(
     optimizer: Any, number: int, variables: Sequence[Any], shared: SharedModel, offer: Offer
 ) -> None:
-    """Reject a step whose variables differ from the variables of the optimizer in the offer.
+    """Reject a step if the PS knows other variables for the optimizer than the step has.
+
+    The offer (the model's description that the PS has accepted) lists each optimizer's variables.
 
     Args:
         optimizer: Optimizer that is about to step.
-        number: Number of the optimizer in the offer.
-        variables: Variables of the step.
-        shared: Shared part of the model.
+        number: Position of the optimizer in the offer, from 0.
+        variables: Variables that the optimizer is called with in this step.
+        shared: Shared variables of the model.
         offer: Offer that the PS has accepted.
 
     Raises:
-        ConfigurationError: The step has a variable of another optimizer, or lacks one of its own
-            variables.
+        ConfigurationError: The step has a variable that the offer lists for another optimizer, or
+            lacks a variable that the offer lists for this optimizer.
     """
     unused, stepped = set(offer.unused), {id(variable) for variable in variables}
     for owner, numbers in enumerate(offer.groups()):

@@ -1,10 +1,11 @@
 """Lets learning-rate schedules follow the run's batch count instead of this worker's step count.
 
-Keras evaluates a schedule at its optimizer's step count. Callbacks, TensorBoard and scripts do the
-same, by `optimizer.learning_rate` or by calling the schedule with `optimizer.iterations`. In a run
-the optimizer counts only this worker's steps, but a schedule must follow the batches that all
-workers have consumed. So calling a schedule with its optimizer's count returns the rate at the
-run's count. The optimizer's own count does not change: bias corrections and scripts need it.
+Keras evaluates a schedule at its optimizer's step count. Callbacks, TensorBoard and scripts also
+evaluate schedules at this count, by `optimizer.learning_rate` or by calling the schedule with
+`optimizer.iterations`. In a run the optimizer counts only this worker's steps, but a schedule must
+follow the batches that all workers have consumed. So a schedule that is called with its optimizer's
+step count returns the rate at the run's batch count. The optimizer's own step count does not
+change, because bias corrections and scripts read it.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ class RunClock:
     """The run's batch count at which one optimizer's schedule is evaluated on this worker.
 
     Attributes:
-        variable: Keras variable with the run's count, for the graph of a step.
-        own: Keras variable with the optimizer's own step count at the last exchange, for an
-            optimizer that steps on this worker.
-        count: The run's count as an int. It may be ahead of `variable`, which the graph of a step
-            assigns later.
+        variable: Keras variable with the run's batch count, for the graph of a step.
+        own: Keras variable with the optimizer's own step count at the last exchange. It is used
+            only if the optimizer steps on this worker.
+        count: The run's batch count as an int. `count` may be ahead of `variable`, because the
+            graph of a step assigns `variable` only after the exchange.
 
     Args:
         optimizer: Keras optimizer with a schedule, without a loss-scaling wrapper.
@@ -39,13 +40,13 @@ class RunClock:
         self._optimizer = optimizer
         self.count = int(optimizer._iterations)
         self.variable, self.own = self._new_variable(), self._new_variable()
-        self._read_at = self._new_variable()  # no graph assigns to this variable
+        self._read_at = self._new_variable()  # only `read` assigns to this variable
 
     def _new_variable(self) -> keras.Variable:
-        """Return a new variable that does not belong to the trace in progress.
+        """Create a variable in another thread, outside of the TensorFlow trace in progress.
 
         TensorFlow traces a step a second time if the step creates variables, even within
-        `tf.init_scope`. Another thread is outside of any trace, so the variable is created there.
+        `tf.init_scope`. A trace belongs to one thread, so a new thread is outside of any trace.
         """
         with futures.ThreadPoolExecutor(1) as outside:
             return outside.submit(
@@ -58,7 +59,7 @@ class RunClock:
             ).result()
 
     def go_on(self, count: int) -> None:
-        """Evaluate the schedule at a count of the run; call this method outside of any step."""
+        """Set the run's batch count for the schedule; must be called outside of any train_step."""
         self.count = count
         self.variable.assign(count)
         self.own.assign(int(self._optimizer._iterations))
@@ -67,14 +68,14 @@ class RunClock:
         _read_at_clocks(kind)
 
     def pause(self) -> None:
-        """Evaluate the schedule at the optimizer's own count, because the script has set it."""
+        """Evaluate the schedule at the optimizer's own step count, which the script has set."""
         setattr(self._optimizer._iterations, _CLOCK, None)
 
     def read(self, schedule: Any) -> float:
-        """Return a schedule's rate at `count`.
+        """Return a schedule's learning rate at the run's batch count `count`.
 
-        `variable` cannot be used: the graph may assign the new count only after the next exchange
-        has read the rate.
+        The attribute `variable` may still have an older batch count: the graph may assign the new
+        count only after the next exchange has read the rate.
         """
         self._read_at.assign(self.count)
         return float(schedule(self._read_at))
@@ -82,10 +83,10 @@ class RunClock:
 
 @functools.cache
 def _read_at_clocks(kind: Any) -> None:
-    """Patch `__call__` of a schedule class to use the run's count, once per process.
+    """Patch `__call__` of a schedule class to use the run's batch count, once per process.
 
-    The patch applies to calls with the `iterations` variable of an optimizer that has a clock. All
-    other calls are unchanged.
+    The patch changes only calls with the `iterations` variable of an optimizer that has a
+    `RunClock`.
     """
     alone: Any = vars(kind).get("__call__", kind.__call__)
 

@@ -11,26 +11,27 @@ from thinwire.ops.offer import Offer
 from thinwire.runtime.run.program import digest_of_bytes
 from thinwire.script.keras.plan import StepPlan
 
-#: Arguments of Keras objects that change no result.
+#: Constructor arguments of Keras objects that do not change the training result.
 _NAMES = ("name", "dtype", "module", "registered_name", "build_config")
 _RATE = "learning_rate"
-#: Fields of an offer that are compared in addition to the model, optimizer and loss.
+#: Fields of an offer (the description of a model for the PS) that are compared between the resumed
+#: run and the original run, in addition to the model, the optimizer and the loss.
 _OF_OFFER = ("constraints", "loss_scale", "num_examples", "statistics", "unused")
 
 
 def describe_compiled(
     model: Any, plan: StepPlan, offer: Offer, batch_size: int | None = None
 ) -> dict[str, str]:
-    """Return a description of each compiled part: name of the part -> text.
+    """Return texts that describe a compiled model, by part: "optimizer", "loss", "model" and more.
 
     The learning rate is part of the description only before the optimizer's first step. Training
-    may change the rate later, and a script that loads its optimizer from a file has the new rate.
+    may change the rate, and a script that loads its optimizer from a file has the changed rate.
 
     Args:
         model: Keras model, or one of the models that a loop trains.
-        plan: Optimizers of the script and the variables they step.
-        offer: Offer of this worker to the PS.
-        batch_size: Batch size that the script gives to fit; None if unknown.
+        plan: Optimizers of the script and the variables that each optimizer steps.
+        offer: Description of the model that this worker sends to the PS.
+        batch_size: Batch size that the script gives to fit, in rows; None if unknown.
     """
     description = {"optimizer": " + ".join(_optimizer(step.optimizer) for step in plan.steps)}
     for name, value in _losses(model):
@@ -50,7 +51,7 @@ def describe_compiled(
 
 
 def _optimizer(optimizer: Any) -> str:
-    """Return an optimizer's class and its arguments that are not defaults.
+    """Return an optimizer's class and the arguments that differ from their default values.
 
     >>> import keras
     >>> _optimizer(keras.optimizers.SGD(0.25, momentum=0.5))
@@ -71,7 +72,7 @@ def _optimizer(optimizer: Any) -> str:
 
 
 def _losses(model: Any) -> Iterable[tuple[str, str]]:
-    """Yield (name, description) of the compiled loss and of its weights, if known."""
+    """Yield (name, description) of the compiled loss and of its loss weights, if there are any."""
     loss = getattr(model, "loss", None)
     if loss:
         yield "loss", _described(loss)
@@ -84,11 +85,11 @@ def _losses(model: Any) -> Iterable[tuple[str, str]]:
 
 
 def _described(value: Any) -> str:
-    """Return a one-line description: a class with its arguments, a function by its name."""
+    """Describe a value on one line: an object by class and arguments, a function by its name."""
     if isinstance(value, bool | int | str) or value is None:
         return str(value)
     if isinstance(value, float):
-        return f"{value:.6g}"  # rates are float32
+        return f"{value:.6g}"  # learning rates are float32
     if isinstance(value, Mapping):
         if "class_name" in value and isinstance(value.get("config"), Mapping):
             return f"{value['class_name']}({_arguments(value['config'])})"

@@ -1,8 +1,8 @@
 """Replaces data errors of Keras and TensorFlow by messages that name the data and the fix.
 
-The errors are recognized by their text, after a step has failed. So a successful step costs
-nothing, and data that Keras accepts is never rejected. The data may have any form that `fit`
-accepts: arrays, dicts, tf.data or generators.
+The errors are recognized by their text, after a step has failed. So the check takes no time in
+successful steps, and data that Keras accepts is never rejected. The data may have any form that
+`fit` accepts: arrays, dicts, tf.data or generators.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import tensorflow as tf
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.place import WorkerPlace
 
-#: Words in the text of an error that a fixed number of rows in the model may have caused.
+#: Words in the text of an error that a model with a required number of rows may have caused.
 _OF_ROWS = re.compile(r"shape|rank|dimension|size|batch", re.IGNORECASE)
-#: A ConfigurationError of Thinwire, raised while TensorFlow was reading the data.
+#: Matches a ConfigurationError of Thinwire that was raised while TensorFlow was reading the data.
 _REFUSED = re.compile(rf"{ConfigurationError.__name__}: ([^\n]*)")
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
-#: A missing input, or an input whose width or rank is wrong. `explain_batch` handles an input with
-#: a wrong number of rows.
+#: Matches Keras' errors about a missing input or an input with a wrong width or rank.
+#: `explain_batch` handles an input with a wrong number of rows.
 _INPUTS = re.compile(
     r"Input \d+ [^\n]*is incompatible with the layer: expected (?!shape=\(\d)[^\n\x1b]*"
     r"|Expected shape \(None[^\n\x1b]*"
@@ -38,13 +38,14 @@ _TARGETS = re.compile(
 
 @contextlib.contextmanager
 def refusing_unfit(model: Any) -> Iterator[None]:
-    """Replace an error of Keras or TensorFlow by a clear one if the data does not fit the model.
+    """Replace an error of Keras or TensorFlow by a clear error if the data does not fit a model.
 
     Args:
         model: Keras model.
 
     Raises:
-        ConfigurationError: The data does not fit the model. All other errors pass unchanged.
+        ConfigurationError: The data does not fit the model. Errors with other causes pass
+            unchanged.
     """
     try:
         yield
@@ -56,7 +57,12 @@ def refusing_unfit(model: Any) -> Iterator[None]:
 
 
 def _mismatch(text: str, model: Any) -> str | None:
-    """Return a message about data that does not fit; None if the error has another cause."""
+    """Return a message about data that does not fit a model; None if the error has another cause.
+
+    Args:
+        text: Text of the error of Keras or TensorFlow.
+        model: Keras model.
+    """
     if match := _REFUSED.search(text):
         return match[1]
     if match := _LABEL.search(text):
@@ -84,11 +90,13 @@ def _mismatch(text: str, model: Any) -> str | None:
 
 
 def explain_batch(error: BaseException, place: WorkerPlace | None, batch_size: int | None) -> None:
-    """Add a note to an error of the first step: the workers divide each batch among themselves.
+    """Add a note to an error of a first step, if the division of batches may have caused the error.
+
+    The workers divide the rows of each batch, so a model may get fewer rows than it requires.
 
     Args:
-        error: Error of the step.
-        place: How the data is divided among the workers; None if the script divides it itself.
+        error: Error of the first step; changed in place.
+        place: How the data is divided among the workers; None if the script divides its data.
         batch_size: Batch size that the script gives to fit, in rows; None if unknown.
     """
     is_foreign = isinstance(error, ValueError | tf.errors.InvalidArgumentError)

@@ -47,7 +47,7 @@ def distribute(
 
     A model joins the run at the first step of `fit` or `train_on_batch`, and then gets the
     server's weights. `fit` ends after its epochs or when the run ends; the next `fit` joins again.
-    If no setting names a run, the model trains alone, exactly as without this call.
+    If no setting names a run, the model trains alone, exactly as without `distribute`.
 
     A distributed optimizer exchanges gradients or weights wherever the script calls its `apply` or
     `apply_gradients`, eagerly or within a `tf.function`. A loop with several optimizers, for
@@ -57,17 +57,18 @@ def distribute(
     Args:
         trained: Keras model, compiled before or after this call, built or not; or an optimizer.
         args: Settings of the worker; `thinwire.script.settings` lists the accepted types.
-        model: Built model or models that the optimizer steps; None if `trained` is a model.
+        model: Built model or models that the optimizer `trained` steps; None if `trained` is a
+            model.
         num_train: Number of rows of the whole training set, which dgc's warm-up needs; None if
             unknown.
-        **settings: Further flags by name, for example ``id_worker=2``.
+        **settings: Flags of the worker by name, for example ``id_worker=2``, in addition to `args`.
 
     Returns:
-        The object `trained`. The `thinwire` attribute of the object and of the models is the
-        `thinwire.script.keras.session.ModelSession`.
+        The object `trained`. The attribute `thinwire` of `trained` and of the models in `model` is
+        a `thinwire.script.keras.session.ModelSession`.
 
     Raises:
-        ConfigurationError: The settings are invalid, or the model cannot be distributed.
+        ConfigurationError: The settings are invalid, or the model cannot be trained in a run.
     """
     record_temporary()
     report_held()
@@ -90,7 +91,7 @@ def distribute(
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """Arguments of a call of `distribute`, to compare a second call with the first."""
+    """Arguments of one call of `distribute`, to compare a second call for the same object."""
 
     args: Any
     model: Any
@@ -98,11 +99,11 @@ class _Call:
     settings: Mapping[str, Any]
 
     def check_repeats(self, trained: Any, session: ModelSession) -> None:
-        """Reject a second call of `distribute` for an object if the arguments differ.
+        """Reject a second call of `distribute` for an object if its arguments have changed.
 
         Raises:
-            ConfigurationError: The object was distributed with other arguments, or it is a model
-                whose optimizer is distributed.
+            ConfigurationError: The object was distributed with other arguments; or it is a model,
+                and an optimizer that steps this model is distributed.
         """
         before = session.calls.get(id(trained))
         name = named(trained) if hasattr(trained, "apply_gradients") else f"{trained.name!r}"
@@ -128,7 +129,7 @@ class _Call:
 def _distribute_model(
     model: Any, args: Any, num_train: int | None, settings: Mapping[str, Any]
 ) -> None:
-    """Give a model its session, and patch its `fit` for the role of this process."""
+    """Give a model its session, and patch its `fit` to train, to evaluate or to measure."""
     check_model(model)
     launched = read_settings_file(os.environ)
     is_alone = source_of(args, settings) is None
@@ -159,7 +160,7 @@ def _distribute_optimizer(
     num_train: int | None,
     settings: Mapping[str, Any],
 ) -> None:
-    """Give an optimizer of a loop the session of its models, so that its steps exchange."""
+    """Give a loop's optimizer the session of its models, so that its steps exchange with the PS."""
     launched = read_settings_file(os.environ)
     if _never_trains(launched) or source_of(args, settings) is None:
         sessions = [model.thinwire for model in models if getattr(model, "thinwire", None)]
@@ -183,13 +184,13 @@ def _distribute_optimizer(
 
 
 def _check_optimizer(optimizer: Any, args: Any, settings: Mapping[str, Any]) -> None:
-    """Reject an optimizer that the PS would step with but cannot build.
+    """Reject an optimizer that the PS must step with but cannot build.
 
-    The first step rejects the optimizer too, but perhaps only after the script has trained another
-    model.
+    The optimizer's first step would also reject it, but possibly after the script has trained
+    another model for a long time.
 
     Raises:
-        ConfigurationError: The PS cannot build the optimizer.
+        ConfigurationError: The PS must step with the optimizer but cannot build it.
     """
     run = read_settings(args, settings, type_node="Worker").run
     if run.model_is_offered and not run.method.steps_on_workers:
@@ -197,11 +198,14 @@ def _check_optimizer(optimizer: Any, args: Any, settings: Mapping[str, Any]) -> 
 
 
 def _never_trains(launched: LaunchedScript | None) -> bool:
-    """Return whether this process is an evaluator; reject a process that measures steps.
+    """Return True if this process is an evaluator, whose loop must not train.
+
+    Args:
+        launched: How the launcher started this process; None if no launcher started it.
 
     Raises:
-        ConfigurationError: This process measures steps for `thinwire advise`, which measures only
-            `fit`.
+        ConfigurationError: This process measures steps for `thinwire advise`, which supports only
+            scripts with `fit`.
     """
     if launched is not None and launched.measured_to:
         raise ConfigurationError(
@@ -215,9 +219,9 @@ def _never_trains(launched: LaunchedScript | None) -> bool:
 def _session_of(
     models: Sequence[keras.Model], args: Any, num_train: int | None, settings: Mapping[str, Any]
 ) -> ModelSession:
-    """Return the session of a model of the list, or this worker's session, or a new session.
+    """Return the session of one of the models, else this worker's session, else a new session.
 
-    A run has one model, so all optimizers of a script share one session.
+    A run trains one (combined) model at a time, so all optimizers of a script share one session.
     """
     for model in models:
         if isinstance(known := getattr(model, "thinwire", None), ModelSession):
@@ -233,7 +237,7 @@ def _session_of(
 def _new_session(
     model: keras.Model, args: Any, num_train: int | None, settings: Mapping[str, Any]
 ) -> ModelSession:
-    """Create a session, attach it to a model, and return it."""
+    """Create this worker's session of a model, attach it to the model, and return it."""
     chosen: ScriptSettings = read_settings(args, settings, type_node="Worker")
     if chosen.local:
         raise ConfigurationError("mode msgd trains without a server; remove distribute().")

@@ -1,7 +1,8 @@
 """Creates a model's compiled metrics before the first step is traced.
 
-Keras creates the metrics that `compile` received by name only within the first step. TensorFlow
-discards a trace that creates variables and traces the step again, which doubles the tracing time.
+`compile` may receive metrics by name; Keras creates these metrics only within the first step.
+TensorFlow discards a trace that creates variables and traces the step again, which doubles the
+tracing time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from thinwire.script.keras.plan import before_first_step
 
 
 def create_before_trace(model: Any) -> None:
-    """Create a model's metrics before its next step, if Keras' choice of metrics is known.
+    """Create a model's metrics before its next step, if Keras' choice of classes is predictable.
 
     Args:
         model: Compiled Keras model with Keras' own train_step.
@@ -28,7 +29,7 @@ def create_before_trace(model: Any) -> None:
 
 
 def _is_usual(model: Any) -> bool:
-    """Return whether a model has one output and uses Keras' own `call` and `compute_metrics`."""
+    """Return True if a model has one output and uses Keras' own `call` and `compute_metrics`."""
     call = getattr(model.call, "__func__", None)
     compute = getattr(model.compute_metrics, "__func__", None)
     if call not in (keras.Sequential.call, Functional.call):
@@ -40,7 +41,7 @@ def _is_usual(model: Any) -> bool:
 
 
 def _create(model: Any, metrics: Any, data_spec: Any) -> None:
-    """Create the metrics; the shapes of the labels and of the output determine their classes."""
+    """Create compiled metrics with classes for the shapes of the labels and of the output."""
     _, labels, _ = keras.utils.unpack_x_y_sample_weight(data_spec)
     if not metrics.built and isinstance(labels, tf.TensorSpec) and labels.shape.rank:
         metrics.build(labels, model.outputs[0])

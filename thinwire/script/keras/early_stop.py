@@ -10,30 +10,36 @@ class EarlyStop:
     """Agrees with the other scripts on an early end of a `fit`, and ends this script's `fit`.
 
     Attributes:
-        epoch: Number of the current epoch, from Keras' initial_epoch.
+        epoch: Number of the current epoch. The first epoch of a `fit` has the number
+            `initial_epoch`.
     """
 
     def __init__(self, member: RunMember) -> None:
         self._member = member
         self.epoch = 0
-        # Number of epochs after which this `fit` ends; 0: immediately; None: no early end.
+        # Number of epochs after which this `fit` ends; 0 if it ends immediately; None if it has no
+        # early end.
         self._after: int | None = None
 
     def begin_fit(self) -> None:
-        """Reset the state of the previous `fit`."""
+        """Reset the epoch and the early end of the previous `fit`."""
         self.epoch, self._after = 0, None
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch with the number that Keras gives; end `fit` if it is not to be trained."""
+        """Set the current epoch; end `fit` if the scripts have agreed to end it before this epoch.
+
+        Args:
+            epoch: Number of the epoch, as Keras counts epochs.
+        """
         self.epoch = epoch
         if self._after is not None and epoch >= self._after:
             self._stop_training()
 
     def end_epoch(self) -> None:
-        """Agree with the other scripts, after all callbacks of an epoch, on an early end.
+        """Agree with the other scripts, after all callbacks of an epoch, on an early end of `fit`.
 
         A callback may set stop_training in this script while another script is already in a later
-        epoch. Then this script trains until it has completed the same number of epochs.
+        epoch. Then this script trains until it has completed as many epochs as the other script.
         """
         member = self._member
         if not member.meets_others:
@@ -49,10 +55,10 @@ class EarlyStop:
             member.model.stop_training = self.epoch + 1 >= self._after
 
     def stop_now(self) -> None:
-        """End this `fit` in the other scripts, because this script stopped within an epoch.
+        """End the current `fit` in the other scripts, because this script stopped within an epoch.
 
-        The other scripts stop after their batch in progress and do not wait for further rounds of
-        this worker.
+        The other scripts stop after their batch in progress and do not wait for updates of this
+        worker.
         """
         member = self._member
         if self._after is None and not member.stopped:
@@ -61,13 +67,16 @@ class EarlyStop:
                 member.barriers.stop_fit(0)
 
     def stop(self, after: int) -> None:
-        """End this `fit` after `after` epochs, because another script ended early (any thread)."""
+        """End this `fit` after `after` epochs, because another script stopped its `fit`.
+
+        Any thread may call this method.
+        """
         self._after = after
         if self._member.in_fit and self.epoch >= after:
             self._stop_training()
 
     def pass_over(self) -> None:
-        """End this `fit` immediately, because the run has completed it already."""
+        """End this `fit` immediately, because the run completed it before this script's restart."""
         self._after = 0
         self._stop_training()
 

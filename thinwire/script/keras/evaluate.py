@@ -1,9 +1,10 @@
-"""A script in the evaluator's role: `fit` does not train, but evaluates the run's central model.
+"""A script in the evaluator's role: `fit` does not train, but evaluates the weights of the shards.
 
 The evaluator runs the same script as the workers, so it has their validation data and compiled
 metrics. Within a `fit` the evaluator answers the workers' requests at the ends of epochs, and also
 evaluates between requests. The evaluator's `fit` returns when the workers begin their next `fit`.
-The process ends with the run, so the evaluator never executes the code after the last `fit`.
+The evaluator's process ends with the run, so it never executes the script's code after the last
+`fit`.
 """
 
 from __future__ import annotations
@@ -38,19 +39,20 @@ from thinwire.worker.temporary import remove_temporary
 if TYPE_CHECKING:
     from thinwire.runtime.run.settings import Run
 
-#: Fraction of one processor's time that unrequested evaluations may use.
+#: Fraction of one processor's time that evaluations without a worker's request may use.
 _SHARE = 0.05
 #: Pause after the first evaluation, in seconds. Tracing takes most of the first evaluation's time,
-#: so this time does not predict the cost of the next evaluation.
+#: so the time of the first evaluation does not predict the time of the next evaluation.
 _FIRST_PAUSE_SECONDS = 5.0
-#: Longest wait for messages of shard 0, in seconds, before a due evaluation is checked for.
+#: Longest wait for messages of shard 0, in seconds. After this wait the evaluator checks whether an
+#: unrequested evaluation is due.
 _LOOK_SECONDS = 0.5
-#: Methods of a model that write files.
+#: Methods of a Keras model that write files.
 _WRITERS = ("save", "save_weights", "export")
 
 
 def evaluate_fit(model: keras.Model, run: Run) -> None:
-    """Patch a model: `fit` evaluates, and saving methods write only temporary files.
+    """Patch a model for the evaluator: `fit` evaluates, and saving writes only temporary files.
 
     Args:
         model: Keras model, compiled before or after this call.
@@ -71,25 +73,26 @@ def evaluate_fit(model: keras.Model, run: Run) -> None:
 
 
 def report_arrival(run: Run) -> None:
-    """Open the stream to shard 0, which reports that this process has called `distribute`.
+    """Open the evaluator's stream to shard 0, as a report that the script called `distribute`.
 
-    No worker trains before the first evaluator's report; see
-    `thinwire.ps.scripts.first_evaluator`.
+    No worker trains before the first evaluator's report; `thinwire.ps.scripts.first_evaluator`
+    implements this wait.
     """
     _requests_of(run)
 
 
 def skip_steps(optimizer: Any, run: Run) -> None:
-    """Patch a loop's optimizer: steps do nothing, and wait until an evaluator is needed.
+    """Patch the optimizer of a training loop in the evaluator: its steps only wait.
 
-    Without the wait the evaluator would run through the loop at the start of the run, and then
-    execute the rest of the script with an untrained model.
+    A step waits until a worker has begun a `fit` with validation data. Without the wait the
+    evaluator would run through the loop at the start of the run, and then execute the rest of the
+    script with an untrained model.
     """
     optimizer.apply = _after_waiting(lambda *given, **named: None, run)
 
 
 def _after_waiting(alone: Callable[..., Any], run: Run) -> Callable[..., Any]:
-    """Return a step that first waits until a worker has begun a `fit` with validation data."""
+    """Return a function that waits for a worker's `fit` with validation data, then runs `alone`."""
 
     @functools.wraps(alone)
     def step(*args: Any, **keywords: Any) -> Any:
@@ -106,7 +109,7 @@ def _after_waiting(alone: Callable[..., Any], run: Run) -> Callable[..., Any]:
 
 
 def _own_only(alone: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a saving method that writes temporary files only; no worker shares such files."""
+    """Return a saving method that writes only to temporary paths, which no worker writes to."""
 
     @functools.wraps(alone)
     def write(filepath: Any, *args: Any, **keywords: Any) -> Any:
@@ -116,10 +119,15 @@ def _own_only(alone: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ValidationSet:
-    """Validation data of one `fit`, from `validation_data` or split off by `validation_split`."""
+    """Validation data of one `fit`, from `validation_data` or split off by `validation_split`.
+
+    Attributes:
+        is_repeatable: True if each evaluation reads the same rows. If False, an unrequested
+            evaluation would consume rows that the evaluations for workers need.
+    """
 
     def __init__(self, model: keras.Model, arguments: dict[str, Any]) -> None:
-        """Prepare an iterator over the data.
+        """Prepare an iterator over the validation data.
 
         Args:
             model: Built Keras model.
@@ -130,10 +138,9 @@ class ValidationSet:
         steps = arguments.get("validation_steps")
         data = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": batch_size}
         self._model, self._keywords = model, data | {"steps": steps}
-        #: True if each evaluation reads the same rows. Otherwise an extra evaluation would consume
-        #: rows that the workers' evaluations need.
         self.is_repeatable = steps is None and not isinstance(x, types.GeneratorType)
-        # Keras' fit also creates one iterator for all epochs.
+        # One iterator serves all evaluations, as Keras' fit has one validation iterator for all
+        # epochs.
         self._iterator = TFEpochIterator(
             **data,
             steps_per_epoch=steps,
@@ -143,7 +150,7 @@ class ValidationSet:
         )
 
     def evaluate(self) -> list[pb.Metric]:
-        """Return the model's metrics at its current weights."""
+        """Return the metrics of the validation data at the model's current weights."""
         self._model._eval_epoch_iterator = self._iterator
         logs = self._model.evaluate(
             **self._keywords, verbose=0, return_dict=True, _use_cached_eval_dataset=True
@@ -151,7 +158,7 @@ class ValidationSet:
         return encode_metrics(logs)
 
 
-#: The stream of evaluation requests, one for all models of the process; empty before it is opened.
+#: The process's only stream of evaluation requests; the list is empty before the stream is opened.
 _REQUESTS: list[EvaluationRequests] = []
 
 
@@ -174,10 +181,10 @@ class ScriptFits:
     """State that the evaluators of all models of a script share.
 
     Attributes:
-        num_fits: Number of calls of `fit` so far, over all models.
+        num_fits: Number of calls of `fit` so far, over all models of the script.
         newest: Evaluator of the model whose `fit` was called last; None before the first `fit`.
-        missing: Variables that an earlier `fit` trained and whose values this process does not
-            have, by identity.
+        missing: id -> variable that an earlier `fit` trained, if this process does not have the
+            variable's trained value.
     """
 
     def __init__(self) -> None:
@@ -190,13 +197,13 @@ _SCRIPT = ScriptFits()
 
 
 class FitEvaluator:
-    """Evaluates the central model instead of training in a model's `fit`.
+    """Evaluates the shards' weights whenever the script calls a model's `fit`, but does not train.
 
     Args:
         model: Keras model, compiled before its first `fit`.
         run: Settings of the run.
         requests: Returns the stream of evaluation requests of a run; opens it at the first call.
-        end_process: Called at the end of the run; does not return.
+        end_process: Ends this process; called at the end of the run.
         script: State that all models of the script share.
     """
 
@@ -210,10 +217,14 @@ class FitEvaluator:
     ) -> None:
         self.model, self._run, self._script = model, run, script
         self._requests_of, self._end_process = requests, end_process
-        self._num_fits = 0  # number of this model's newest `fit` within the script
-        self._weights: EvaluatedWeights | None = None  # of the newest `fit`
-        self._validation: ValidationSet | None = None  # of the newest `fit` with validation data
-        self._fit_of_validation = 0
+        # Number of this model's newest `fit`, counted over all models of the script.
+        self._num_fits = 0
+        # Fetches the weights of the newest `fit`; None before the first `fit`.
+        self._weights: EvaluatedWeights | None = None
+        # Data of the newest `fit` with validation data; None before that `fit`.
+        self._validation: ValidationSet | None = None
+        self._fit_of_validation = 0  # number of the `fit` that `_validation` belongs to
+        # Newest evaluation of this model; None before the first evaluation of a `fit`.
         self._last: pb.Evaluated | None = None
         self._last_values: tuple[int, ...] = ()  # checksums of the weights that `_last` evaluated
         self._swaps_averages = False  # True if the script's callbacks include SwapEMAWeights
@@ -221,21 +232,22 @@ class FitEvaluator:
 
     @property
     def requests(self) -> EvaluationRequests:
-        """The stream of evaluation requests."""
+        """The stream from shard 0 that carries the workers' evaluation requests."""
         return self._requests_of(self._run)
 
     def fit(self, arguments: dict[str, Any]) -> keras.callbacks.History:
-        """Evaluate until the workers begin another `fit`; at the end of the run end the process.
+        """Evaluate until the workers begin another `fit`; end the process at the end of the run.
 
         Args:
             arguments: Arguments of Keras' fit, by name.
 
         Returns:
-            History of the first worker's fit; empty if the worker has not reported its history.
+            Keras History of the first worker's fit; empty if that worker has not reported one.
 
         Raises:
-            Unreachable, RequestRejected: The PS cannot be reached, or rejects this evaluator.
-            ConfigurationError: The model differs from the workers' model.
+            Unreachable: The PS cannot be reached.
+            RequestRejected: The PS rejects this evaluator.
+            ConfigurationError: The evaluator's model differs from the workers' model.
         """
         script, before = self._script, self._script.newest
         if before is not None and before is not self:
@@ -266,12 +278,12 @@ class FitEvaluator:
         return self._history(number)
 
     def close(self) -> None:
-        """Close the streams that fetch the central model."""
+        """Close the streams that fetch weights from the shards."""
         if self._weights is not None:
             self._weights.close()
 
     def _keep_weights(self) -> None:
-        """Load the final weights of a `fit`: the next `fit` may not share all its variables."""
+        """Load the final weights of a `fit`, because the next `fit` may share fewer variables."""
         try:
             self._take_weights()
         except RequestRejected as error:
@@ -281,7 +293,12 @@ class FitEvaluator:
                 self._script.missing |= {id(var): var for var in self._weights.shared}
 
     def _begin(self, arguments: dict[str, Any], begun: pb.FitBegun) -> None:
-        """Prepare the evaluations of a `fit`: build the model, split off validation data."""
+        """Prepare the evaluations of a `fit`: build the model and split off validation data.
+
+        Args:
+            arguments: Arguments of Keras' fit, by name.
+            begun: Report of the workers that the `fit` has begun.
+        """
         options = dict(arguments)
         if are_arrays((options.get("x"), options.get("y"), options.get("sample_weight"))):
             cut_off_validation(options)
@@ -298,7 +315,7 @@ class FitEvaluator:
         logging.info("evaluating fit %d", begun.fit)
 
     def _answer(self, fit: int, epoch: int) -> None:
-        """Answer a worker's request with an evaluation, or with the reason why there is none."""
+        """Answer a worker's request with metrics, or with the reason why there are no metrics."""
         answer = pb.Evaluated(fit=fit, epoch=epoch, answers=True)
         if fit != self._num_fits:
             answer.nobody = f"the evaluator is already in fit {self._num_fits}"
@@ -313,7 +330,7 @@ class FitEvaluator:
             self._evaluate(answer)
 
     def _is_due(self) -> bool:
-        """Return whether an unrequested evaluation is due: time has passed, the model changed."""
+        """Return True if an unrequested evaluation is due: weights are new, the pause is over."""
         if self._validation is None or self._fit_of_validation != self._num_fits:
             return False
         if not self._validation.is_repeatable or self.requests.is_by_script(self._num_fits):
@@ -322,7 +339,11 @@ class FitEvaluator:
         return time.monotonic() >= self._free_at and self.requests.version > newest
 
     def _evaluate(self, evaluated: pb.Evaluated) -> None:
-        """Evaluate the current central model, and report the metrics."""
+        """Evaluate the shards' current weights, and report the metrics to shard 0.
+
+        Args:
+            evaluated: Report to send; the method adds versions and metrics.
+        """
         began, spent = time.monotonic(), time.process_time()
         missing = self._script.missing
         lost = [variable.path for variable in self.model.variables if id(variable) in missing]
@@ -351,7 +372,7 @@ class FitEvaluator:
             self._free_at = now + (_FIRST_PAUSE_SECONDS if last is None else cost / _SHARE)
 
     def _has_averages(self, callbacks: Any) -> bool:
-        """Return whether a callback is SwapEMAWeights and the PS has the moving averages."""
+        """Return True if a callback is SwapEMAWeights and the PS has moving averages of weights."""
         inner = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else None
         flat = keras.tree.flatten(callbacks or []) if inner is None else inner
         if not any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in flat):
@@ -366,9 +387,11 @@ class FitEvaluator:
         return False
 
     def _take_weights(self, averages: bool = False) -> tuple[list[int], tuple[int, ...]]:
-        """Load the central weights into the model; return versions and checksums.
+        """Load the shards' weights, or their moving averages, into the model.
 
-        Before the first `fit` the model is unchanged and both results are empty.
+        Returns:
+            The version of each shard, and checksums of the loaded weights. Before the first `fit`
+            the model is unchanged and the versions and the checksums are empty.
         """
         return ([], ()) if self._weights is None else self._weights.take(averages)
 
@@ -381,7 +404,7 @@ class FitEvaluator:
         return history
 
     def _finish(self) -> NoReturn:
-        """Evaluate the run's final weights, and end the process."""
+        """Evaluate the run's final weights, report their metrics, and end the process."""
         requests = self.requests
         is_by_script = requests.is_by_script(self._fit_of_validation)
         has_to = self._validation is not None and not is_by_script
@@ -395,7 +418,12 @@ class FitEvaluator:
 
 
 def _build(model: Any, arguments: dict[str, Any]) -> None:
-    """Build an unbuilt model: try its train_step in a graph, with the shapes of the data."""
+    """Build an unbuilt model by tracing its train_step with the shapes of the training data.
+
+    Args:
+        model: Keras model.
+        arguments: Arguments of Keras' fit, by name.
+    """
     if is_built(model):
         return
     names = ("x", "y", "sample_weight", "batch_size", "steps_per_epoch", "class_weight")

@@ -1,4 +1,4 @@
-"""Loads the central weights of a run into the evaluator's model, during one `fit`."""
+"""Loads the weights that the shards of a run hold into the evaluator's model, during one `fit`."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
     from thinwire.runtime.run.settings import Run
 
-#: Role of the slot with a moving average of a weight, by Keras' name; and the number of states
-#: that a shard sends for one optimizer: the optimizer's state, and a last state for all values
-#: without an optimizer.
+#: `_AVERAGE` is Keras' name of the optimizer slot with the moving average of a weight.
+#: `_WITH_ONE_OPTIMIZER` is the number of states that a shard with one optimizer sends: the
+#: optimizer's state, and a last state for all values without an optimizer.
 _AVERAGE, _WITH_ONE_OPTIMIZER = "average", 2
 
 
 class EvaluatedWeights:
-    """Fetches the variables that the workers of a `fit` share, and writes them into a model.
+    """Fetches the variables that the workers of a `fit` train together; writes them into a model.
 
     Attributes:
-        shared: Variables of the model that the workers share, in the order of the run.
+        shared: Variables of the model that all workers train, in the order of the shards' layouts.
 
     Args:
-        model: Built Keras model, equal to the workers' model.
+        model: Built Keras model of the evaluator; it must equal the workers' model.
         run: Settings of the run.
         run_id: Identifier of the run, from the stream of evaluation requests.
         begun: Report of the workers that the `fit` has begun.
 
     Raises:
-        ConfigurationError: The model differs from the workers' model.
+        ConfigurationError: The evaluator's model differs from the workers' model.
     """
 
     def __init__(self, model: keras.Model, run: Run, run_id: str, begun: pb.FitBegun) -> None:
@@ -53,7 +53,7 @@ class EvaluatedWeights:
         )
 
     def take(self, averages: bool = False) -> tuple[list[int], tuple[int, ...]]:
-        """Load the central weights and statistics into the model.
+        """Load the shards' weights and moving statistics (of BatchNormalization) into the model.
 
         Args:
             averages: True to load the moving averages of the weights instead of the weights.
@@ -62,7 +62,8 @@ class EvaluatedWeights:
             The version of each shard, and checksums of the loaded weights and statistics.
 
         Raises:
-            Unreachable, RequestRejected: The PS cannot be reached, or is in a later phase.
+            Unreachable: The PS cannot be reached.
+            RequestRejected: The PS rejects the request, because it is in a later phase.
         """
         view = self._central.fetch()
         if averages and any(view.versions):  # the PS has no averages before the first update
@@ -78,7 +79,7 @@ class EvaluatedWeights:
         self._central.close()
 
     def _put_averages(self, weights: Float32) -> None:
-        """Replace weights by their moving averages, if the PS's optimizer has averages.
+        """Replace weights by their moving averages, if the PS's optimizer keeps moving averages.
 
         Args:
             weights: [num_parameters] float32 weights, changed in place.

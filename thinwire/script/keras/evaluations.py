@@ -1,4 +1,4 @@
-"""Evaluations of a distributed `fit`: reports to the Supervisor, and metrics of its evaluator."""
+"""Evaluations in a distributed `fit`: the Supervisor's evaluator or one worker evaluates."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from thinwire.script.keras.own_states import OwnStates, reads_optimizer
 from thinwire.script.keras.reports import describe_fit, describe_history
 from thinwire.script.keras.run_member import RunMember
 
-#: Packages whose callbacks change only weights of the run among the values an evaluation reads.
+#: Packages of known callbacks. Among the values that an evaluation reads, callbacks of these
+#: packages change only weights that all workers share.
 _KNOWN_CALLBACKS = ("keras.", "thinwire.")
 
 
 def _is_of_script(callback: Any) -> bool:
-    """Return whether a callback is the script's own, so it may change values an evaluation reads.
+    """Return True if a callback is the script's own, so it may change values an evaluation reads.
 
-    For example, the callback may set a variable or an attribute of the loss, or put other weights
-    into the model.
+    For example, a script's callback may set a variable or an attribute of the loss, or put other
+    weights into the model.
     """
     is_known = type(callback).__module__.startswith(_KNOWN_CALLBACKS)
     # A LambdaCallback has the script's functions as attributes of the instance.
@@ -35,14 +36,14 @@ def _is_of_script(callback: Any) -> bool:
 
 
 class FitEvaluations:
-    """Evaluations within a model's calls of `fit`.
+    """Evaluations of the validation data within a model's calls of `fit`.
 
     Args:
-        member: The model's membership in the run.
+        member: Settings, session and barriers of the model in its run.
         central: Loads the shards' weights into the model.
 
     Attributes:
-        validates: True if the current `fit` has validation data.
+        validates: True if the current `fit` has validation data (given, or split off).
         is_evaluating: True while Keras' evaluate is running.
     """
 
@@ -51,13 +52,17 @@ class FitEvaluations:
         self._member = member
         self._central = central
         self._states = OwnStates()
-        self._by_script = False  # True if an evaluation depends on state of a worker's process
+        self._by_script = False  # True if only a worker has the state that an evaluation reads
 
     def begin_fit(self, arguments: dict[str, Any]) -> None:
-        """Find out from the arguments of Keras' fit whether and where to evaluate."""
+        """Find out whether a `fit` evaluates, and whether a worker must evaluate.
+
+        Args:
+            arguments: Arguments of Keras' fit, by name.
+        """
         is_given = arguments.get("validation_data") is not None
         self.validates = is_given or bool(arguments.get("validation_split"))
-        self._by_script = (  # stays True: a later fit still has the changes of earlier callbacks
+        self._by_script = (  # stays True: changes by callbacks persist in later fits
             self._by_script
             or any(map(_is_of_script, listed(arguments.get("callbacks"))))
             or reads_optimizer(self._member.model)
@@ -65,7 +70,7 @@ class FitEvaluations:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Mark that Keras' evaluate is running, so that training metrics are not merged."""
+        """Mark that Keras' evaluate runs: its metrics must not be merged over the workers."""
         before, self.is_evaluating = self.is_evaluating, True
         try:
             yield
@@ -74,25 +79,24 @@ class FitEvaluations:
 
     @property
     def is_elsewhere(self) -> bool:
-        """True if `fit` gets its validation metrics from the run instead of evaluating alone."""
+        """True if `fit` receives validation metrics from the run and does not compute them."""
         member = self._member
         is_launched = member.settings is not None and member.settings.is_launched
         return is_launched and member.in_fit and member.takes_part
 
     @property
     def takes_averages(self) -> bool:
-        """True if this process evaluates, so its optimizer needs the averages of the weights."""
+        """True if this process evaluates, so its optimizer needs moving averages of the weights."""
         return self.is_evaluating or not self.is_elsewhere
 
     def evaluate(self, epoch: int, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
         """Return the metrics of the validation data at the end of an epoch.
 
-        One process evaluates the run's weights, and all workers wait for its metrics. Usually this
-        process is the Supervisor's evaluator. The evaluator runs no callbacks and does not train,
-        so it does not have values that callbacks or training change outside of the run's weights.
-        If there may be changes of this kind, a worker evaluates, with its callbacks. If no process
-        can evaluate, there are no metrics. If the run has ended, this worker evaluates its own
-        weights.
+        One process evaluates the run's weights, and all workers wait for its metrics. Usually the
+        Supervisor's evaluator evaluates. The evaluator runs no callbacks and does not train, so of
+        all changes it gets only the run's weights. If callbacks or training may change values other
+        than the run's weights, a worker evaluates, with its callbacks. If no process can evaluate,
+        no metrics are returned. If the run has ended, this worker evaluates its own weights.
 
         Args:
             epoch: Number of the epoch, as Keras counts epochs.
@@ -121,7 +125,7 @@ class FitEvaluations:
         return logs
 
     def _is_by_script(self) -> bool:
-        """Return whether an evaluation depends on state that only a worker's process has."""
+        """Return True if an evaluation depends on state that only a worker's process has."""
         if not self._by_script and (changed := self._states.changed(self._shared())):
             self._by_script = True
             if self._member.is_chief:
@@ -134,7 +138,7 @@ class FitEvaluations:
         return self._by_script
 
     def _shared(self) -> list[Any]:
-        """Return the variables that the evaluator loads from the shards."""
+        """Return the weights and moving statistics that the evaluator loads from the shards."""
         session, model = self._member.joined, self._member.model
         averaged = moving_statistics(model) if session.settings.run.method.bn_sync else []
         return [*session.shared.variables, *averaged]
@@ -154,9 +158,9 @@ class FitEvaluations:
             member.barriers.begin_fit(fit)
 
     def report_history(self, history: Any) -> None:
-        """Report the History that `fit` has returned."""
+        """Report the Keras History that `fit` has returned to shard 0, for the evaluator."""
         member = self._member
-        # A fit that the script overrides may return another type, which is not reported.
+        # If the script overrides `fit`, the result may be no History. It is not reported then.
         is_known = isinstance(history, keras.callbacks.History)
         if member.barriers is not None and not member.stopped and is_known:
             member.barriers.end_fit(describe_history(history))

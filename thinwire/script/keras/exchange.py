@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 
 class StepExchange:
-    """The exchanges of the steps of one model.
+    """Pushes gradients or weights of one model, and pulls new weights, in each training step.
 
     Attributes:
         last: Result of the newest step; None before the first step.
         traffic: Bytes and staleness of the current epoch's steps.
-        num_calls: Number of calls of `exchange` since the current `fit` began, including calls
-            after its end.
+        num_calls: Number of calls of `exchange` since the newest `fit` began. Calls after the end
+            of this `fit` are included.
 
     Args:
-        member: The model's membership in the run.
+        member: Settings, session and barriers of the model in its run.
         optimizers: Optimizers of the script.
-        joining: Joins the run again for a loop that follows a `fit`.
+        joining: Joins the run again for a training loop that follows a `fit`.
         loop_steps: Optimizers of a custom training loop.
     """
 
@@ -61,23 +61,24 @@ class StepExchange:
         self._member, self._optimizers = member, optimizers
         self._joining, self._loop_steps = joining, loop_steps
         self._failure: Exception | None = None
-        self._num_batches = 0  # in the current `fit`
-        self._rate_factor = 1.0  # this worker's learning rate divided by the run's
-        self._has_reported_end = False  # True after the end of the run was logged for a loop
+        self._num_batches = 0  # number of mini-batches of the current `fit`
+        self._rate_factor = 1.0  # this worker's learning rate divided by the server's
+        self._has_reported_end = False  # True after the end of the run was logged in a loop
 
     def begin_fit(self) -> None:
-        """Reset the error and the counts of the previous `fit`."""
+        """Reset the stored error and the counts of the previous `fit`."""
         self._failure, self.num_calls, self._num_batches = None, 0, 0
 
     def begin_epoch(self) -> None:
-        """Reset the traffic counts."""
+        """Set the counts of bytes and staleness to zero for a new epoch."""
         self.traffic = EpochTraffic()
 
     def _parts_of_batch(self, repeats: bool) -> int:
-        """Return the parts of the script's batch in a mini-batch, as `BatchParts` counts them.
+        """Return the number of parts of the script's batch in a mini-batch, as in `BatchParts`.
 
         Args:
-            repeats: True for the last mini-batch again, False for the next mini-batch.
+            repeats: True if the step uses the same mini-batch as the step before; False if the step
+                uses the next mini-batch.
         """
         member = self._member
         if not repeats:
@@ -95,7 +96,7 @@ class StepExchange:
         return self._failure is not None
 
     def raise_failure(self) -> None:
-        """Raise the stored error of an exchange, which TensorFlow would have swallowed."""
+        """Raise the stored error of an exchange, which TensorFlow hides, if an error is stored."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -117,31 +118,32 @@ class StepExchange:
         sparse: Sequence[int],
         *touched: Any,
     ) -> tuple[Float32, Float32, np.float32, np.float32, Int64]:
-        """Exchange one step of an optimizer; called by TensorFlow.
+        """Push the values of one optimizer step and pull the new weights; TensorFlow calls this.
 
         Args:
-            step: Exchange step of the optimizer.
+            step: The object that replaces the optimizer's `apply`.
             repeats: True if an earlier step already counted the examples of the mini-batch.
             in_turn: True if other optimizers of a loop may step before weights are exchanged.
             values: [num_parameters] float32 gradient, or weights if the optimizer steps on this
                 worker; a view of TensorFlow's memory.
             rows: Number of examples in the mini-batch.
-            has_stepped: False if an optimizer on this worker skipped the step.
-            loss: [1] float32 mean loss of the mini-batch; [0] if the loss is unknown.
-            held: [num_parameters] float32 weights of the model if `values` is a gradient; else
-                empty.
+            has_stepped: False if an optimizer that steps on this worker skipped the step, because
+                its scaled gradients overflowed.
+            loss: [1] float32 mean loss of the mini-batch; an empty array if the loss is unknown.
+            held: [num_parameters] float32 weights of the model if `values` is a gradient; an empty
+                array if `values` are weights.
             has_assigned: True if the script has set weights itself and `values` are weights.
-            statistics: [m] float32 moving statistics after the step.
+            statistics: [m] float32 moving statistics (of BatchNormalization) after the step.
             rate: Learning rate of the optimizer, which a callback may have changed.
-            scale: Factor of the loss; 0 if the loss is not scaled, or the optimizer unscales
-                gradients itself.
-            sparse: Numbers of the variables with sparse gradients.
-            touched: Row numbers of the sparse gradients, one array for each number in `sparse`;
+            scale: Loss scale, the factor of the loss; 0 if the loss is not scaled, or the optimizer
+                unscales the gradients itself.
+            sparse: Indices of the shared variables that have sparse gradients.
+            touched: Row numbers of the sparse gradients, one array for each index in `sparse`;
                 unordered, with duplicates.
 
         Returns:
-            Weights [num_parameters], statistics [m], learning rate, loss scale and the counts [k]
-            of all schedules, from which the next step starts.
+            Weights [num_parameters], moving statistics [m], learning rate, loss scale and the
+            batch counts [k] of all schedules. The next step starts from these values.
         """
         member, optimizers = self._member, self._optimizers
         session, is_offered = member.joined, member.is_offered
@@ -152,9 +154,10 @@ class StepExchange:
         with member.lock:
             if in_turn and not self._loop_steps.is_due(step):
                 return self._unchanged(session, values, statistics, rate, scale)
-            # With steps_per_execution > 1 the graph executes further steps after a failed step;
-            # these steps must not be pushed. A skipped fit's steps are not part of the run. But a
-            # step after `stop_training` is pushed: Keras trains the batch in progress, too.
+            # With steps_per_execution > 1 the graph executes more steps after a failed step. The
+            # steps after the failure must not be pushed. Steps of a skipped fit (which the run
+            # completed before a restart) are not pushed either. But a step after `stop_training` is
+            # pushed, because Keras also finishes the batch in progress.
             if not (member.in_fit and (self.has_failed or member.catch_up.is_behind)):
                 parts = self._parts_of_batch(repeats)
                 figures = ScriptFigures(
@@ -169,8 +172,8 @@ class StepExchange:
                         for number, row_numbers in zip(sparse, touched, strict=True)
                     },
                 )
-                # A session that uses the values after this call needs a copy: TensorFlow may reuse
-                # the memory of the view when the call returns.
+                # `values` is a view of TensorFlow's memory, and TensorFlow may reuse this memory
+                # when the call returns. So a session that uses the values later needs a copy.
                 pushed = np.array(values) if session.keeps_values else values
                 rows = int(rows)
                 mean_loss = float(loss[0]) if len(loss) else None
@@ -187,13 +190,14 @@ class StepExchange:
             )
 
     def sit_out(self, session: Session, batch_parts: int) -> None:
-        """Push an empty update in a round for which this worker has no rows.
+        """Push an empty update in a round in which this worker has no training rows.
 
-        The update has 0 rows, so the mean of the other workers' updates does not change.
+        The empty update has 0 rows, so it does not change the mean of the other workers' updates.
 
         Args:
-            session: Session of the current phase.
-            batch_parts: Parts of the script's batch that the workers with rows do not count.
+            session: This worker's session with the servers.
+            batch_parts: Number of parts of the script's batch that the workers with rows in this
+                round do not count.
         """
         optimizers, takes_weights = self._optimizers, session.takes_weights
         with self._member.lock:
@@ -212,7 +216,7 @@ class StepExchange:
                 session.assign()
 
     def end_round(self, session: Session) -> None:
-        """Push the local steps since the last exchange, and continue from the pulled weights."""
+        """End a round of local steps: push the changes of the weights, and pull the new weights."""
         self._member.finish_rounds(session)
         with self._member.lock:
             if not session.stopped:
@@ -222,13 +226,16 @@ class StepExchange:
     def _unchanged(
         self, session: Session, values: Float32, statistics: Float32, rate: float, scale: float
     ) -> tuple[Float32, Float32, np.float32, np.float32, Int64]:
-        """Return the results of a local step without an exchange: its own values."""
+        """Return the values of a local step unchanged, because this step exchanges nothing."""
         copies = np.array(values), np.array(statistics)
         counts = self._optimizers.advance(session)
         return (*copies, np.float32(rate), np.float32(scale), counts)
 
     def _set_rate(self, step: ExchangeStep, rate: float) -> float | None:
-        """Return the rate for the PS if the script or its schedule sets the rate; else None."""
+        """Return the learning rate that the PS must step with; None if the PS needs no new rate.
+
+        A new rate comes from the script, or from a schedule of a class that no PS can build.
+        """
         member = self._member
         if not member.is_offered or member.takes_weights:
             return None
@@ -254,18 +261,19 @@ class StepExchange:
     ) -> None:
         """Push a step and pull the new weights; store an error for `raise_failure`.
 
-        The script's own changes of the weights are sent with the step.
+        If the script has set weights itself, the change of the weights is sent with the step.
 
         Args:
-            step: Exchange step of the optimizer.
-            held: [num_parameters] float32 weights of the model; empty if `values` are weights.
-            has_assigned: True if the script has set weights itself.
-            values: [num_parameters] float32 gradient or weights.
+            step: The object that replaces the optimizer's `apply`.
+            held: [num_parameters] float32 weights of the model; an empty array if `values` are
+                weights.
+            has_assigned: True if the script has set weights itself and `values` are weights.
+            values: [num_parameters] float32 gradient, or weights if optimizers step on this worker.
             rows: Number of examples in the mini-batch.
             loss: Mean loss of the mini-batch; None if unknown.
-            statistics: [m] float32 moving statistics.
+            statistics: [m] float32 moving statistics (of BatchNormalization).
             rate: Learning rate of the optimizer.
-            figures: Further values that are sent with the step.
+            figures: Scalars of the step, for example its loss scale, that are sent with `values`.
         """
         member, session = self._member, self._member.joined
         try:
@@ -291,7 +299,11 @@ class StepExchange:
                 member.model.stop_training = True
 
     def _changed(self, session: Session, held: Float32, has_assigned: bool) -> Float32 | None:
-        """Return the script's own changes of weights, [num_parameters]; None if there is none."""
+        """Return by how much the script itself changed the weights, [num_parameters] float32.
+
+        Returns:
+            The change since the newest step; None if the script has not changed weights.
+        """
         member = self._member
         if not session.takes_weights:
             return changed_by_script(session, held, member.model.name)
@@ -299,10 +311,10 @@ class StepExchange:
         return assigned_by_script(session, change)
 
     def _join_loop(self) -> Float32 | None:
-        """Join the run again if a loop continues after a `fit`; store an error.
+        """Join the run again if a training loop follows a `fit`; store an error and raise it.
 
         Returns:
-            Result of `Joining.join_loop`.
+            Result of `Joining.join_loop`: the change of the run's weights, or None.
         """
         try:
             return self._joining.join_loop()
@@ -311,13 +323,13 @@ class StepExchange:
             raise
 
     def keep(self, error: Exception) -> None:
-        """Store the first error, which TensorFlow would hide; `fit` raises it before a batch."""
+        """Store the first error of an exchange; `fit` raises it before its next batch."""
         self._failure = self._failure or error
         if not self._member.in_fit:
             RECORD.fail(error)
 
     def _report_end(self) -> None:
-        """Log once that the run has ended, so further steps of a loop have no effect."""
+        """Log once that the run has ended, so later steps of a training loop have no effect."""
         member = self._member
         if member.in_loop and not member.in_fit and not self._has_reported_end:
             self._has_reported_end = True
@@ -329,7 +341,7 @@ class StepExchange:
             )
 
     def _scale_to_rate(self, session: Session, rate: float) -> None:
-        """Realize a rate that the script has set by scaling gradients; the server has its own."""
+        """Scale this worker's gradients so that the script's rate replaces the server's rate."""
         factor = rate / session.part.core.learning_rate
         if abs(factor - 1) <= RATE_TOLERANCE:
             factor = 1.0

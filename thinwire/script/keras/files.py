@@ -1,4 +1,4 @@
-"""Keras callbacks that write files: on one worker they write, on all workers they run."""
+"""Keras callbacks that write files: they run on all workers, but only one worker writes files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ _Restore = Callable[[], object]
 
 
 def listed(callbacks: Any) -> list[Any]:
-    """Return callbacks as a list; `fit` accepts one, a nested structure or a CallbackList."""
+    """Return the callbacks that were given to `fit` as a flat list.
+
+    Args:
+        callbacks: One callback, a nested structure of callbacks, a CallbackList or None.
+    """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     return [] if callbacks is None else keras.tree.flatten(callbacks)
@@ -25,16 +29,16 @@ def listed(callbacks: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def writing_once(callbacks: Sequence[Any], writes: Callable[[], bool]) -> Iterator[None]:
-    """Let Keras' callbacks write their files during one `fit` only on the worker that writes.
+    """Let Keras' callbacks write their files during one `fit` only on the worker that `writes`.
 
-    On the other workers the output of a callback is discarded, and the callback, or its subclass,
-    does everything else as usual. Every worker writes files in temporary folders. ModelCheckpoint
-    saves by the model's methods, which `thinwire.script.keras.saving` patches.
+    On the workers that do not write, the files of a callback are discarded, and the callback does
+    everything else as usual. Every worker writes files in temporary folders. ModelCheckpoint saves
+    by the model's methods, which `thinwire.script.keras.saving` patches.
 
     Args:
         callbacks: Callbacks of the fit. Only CSVLogger, TensorBoard, BackupAndRestore,
-            RemoteMonitor and their subclasses are changed.
-        writes: Returns whether this worker writes.
+            RemoteMonitor and their subclasses are changed, until the `fit` ends.
+        writes: Returns True if this worker writes the files of the run.
     """
     with contextlib.ExitStack() as stack:
         for callback in callbacks:
@@ -51,8 +55,8 @@ def _silence_log(
     if not (writes() or is_own_file(callback.filename)):
         yield _replace(callback, "filename", os.devnull)
     elif was_kept(callback.filename):
-        # The previous chief process began this log in the same `fit`. Without `append` CSVLogger
-        # would truncate the log.
+        # This process replaces the chief worker, and the previous chief began the log file in the
+        # same `fit`. Without `append` CSVLogger would truncate the log file.
         yield _replace(callback, "append", True)
 
 
@@ -67,7 +71,7 @@ def _silence_board(
 def _silence_backup(
     callback: Any, writes: Callable[[], bool], stack: contextlib.ExitStack
 ) -> Iterator[_Restore]:
-    """Let BackupAndRestore read its files on every worker, but save and delete only on one."""
+    """Let BackupAndRestore read its backup on all workers, but save and delete it only on one."""
     if is_own_file(callback.backup_dir):
         return
     save = callback._save_model
@@ -84,7 +88,7 @@ def _silence_monitor(
 
 
 def _replace(callback: Any, name: str, value: Any) -> _Restore:
-    """Set an attribute of a callback; return the function that restores the attribute."""
+    """Set an attribute of a callback; return a function that restores the attribute's old value."""
     attributes = vars(callback)
     had, before = name in attributes, attributes.get(name)
     setattr(callback, name, value)

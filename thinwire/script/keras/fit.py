@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 class FitCallback(keras.callbacks.Callback):
     """First callback of a `fit`: joins the run and leaves it before the script's callbacks run.
 
-    The class does not override `on_train_batch_end`, so Keras may still call this method of the
-    script's callbacks in another thread.
+    The class does not override `on_train_batch_end`. So Keras may still call the
+    `on_train_batch_end` of the script's callbacks in another thread.
     """
 
     def __init__(self, session: ModelSession, others: Sequence[Any] = ()) -> None:
-        """Look for callbacks that swap weights.
+        """Store the session, and look for SwapEMAWeights among the script's callbacks.
 
         Args:
-            session: Session of the model.
-            others: Callbacks of the script.
+            session: Session of the model (``model.thinwire``).
+            others: Callbacks that the script has given to `fit`.
         """
         super().__init__()
         self._session = session
@@ -37,54 +37,54 @@ class FitCallback(keras.callbacks.Callback):
         self._swaps, self._swaps_at_end = bool(swaps), any(swap.swap_on_epoch for swap in swaps)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Join the run, if the model is known before the first step."""
+        """Join the run before the first step, if the model and its optimizers are known."""
         self._session.fits.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin an epoch."""
+        """Begin an epoch of the session's `fit`."""
         self._session.fits.begin_epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Count the batch; raise an error of the previous batch, which ends `fit`."""
+        """Count the batch; raise a stored error of the previous batch, which ends `fit`."""
         self._session.fits.begin_batch()
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Load the averages that SwapEMAWeights swaps in, if this process evaluates."""
+        """Load the moving averages that SwapEMAWeights swaps in, if this process evaluates."""
         if self._swaps and self._session.evaluations.takes_averages:
             self._session.central.refresh_averages()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Raise an error of the last batch; sit out rounds for which this worker has no rows."""
+        """Raise an error of the last batch; push empty updates if other workers have more rows."""
         self._session.fits.end_steps()
         if self._swaps_at_end:
             self._session.central.refresh_averages()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Leave the run, and load the final weights into the model."""
+        """Leave the run at the end of `fit`, and load the run's weights into the model."""
         self._session.fits.leave()
 
 
 class EpochEnd(keras.callbacks.Callback):
-    """Last callback of a `fit`: agrees with the other scripts on an early end."""
+    """Last callback of a `fit`: agrees with the other workers' scripts on an early end of `fit`."""
 
     def __init__(self, session: ModelSession) -> None:
-        """Store the session of the model."""
+        """Store the session of the model (``model.thinwire``)."""
         super().__init__()
         self._session = session
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """End `fit` after the same epoch as the other scripts."""
+        """End `fit` after the same epoch as the scripts of the other workers."""
         self._session.fits.end_epoch()
 
 
 def surround_fit(model: keras.Model, session: ModelSession) -> None:
     """Patch `fit`, `evaluate`, `train_step` and `train_on_batch` of a model to use its session.
 
-    The patches are attributes of this model; its class and its configuration do not change.
+    The patches are attributes of the model; the model's class and configuration do not change.
 
     Args:
         model: Keras model.
-        session: Session of the model.
+        session: Session of the model (``model.thinwire``).
     """
     alone, evaluate_alone, train_step = model.fit, model.evaluate, model.train_step
     signature = _signature(alone)
@@ -104,7 +104,7 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
         return history
 
     def fit_without_weights(*args: Any, **keywords: Any) -> Any:
-        """Call Keras' own fit for a model without trainable weights, which cannot exchange."""
+        """Call Keras' own fit for a model without trainable weights, which exchanges nothing."""
         logging.warning(
             "%r has no trainable weights: its fit exchanges nothing, and runs on each worker with "
             "all of the data",
@@ -156,11 +156,11 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
 
     model.fit, model.evaluate, model.train_step = fit, evaluate, step
     model.train_on_batch, model._get_metrics_result_or_logs = train_on_batch, results_of_all
-    model.train_function = None  # the function of an earlier `fit` calls the original step
+    model.train_function = None  # a train_function of an earlier `fit` bypasses the patch
 
 
 def _signature(alone: Any) -> inspect.Signature:
-    """Return the signature of a `fit`, to name its arguments; Keras' own if `alone` has *args."""
+    """Return the signature of a model's `fit`; the signature of Keras' fit if `alone` has *args."""
     signature = inspect.signature(alone)
     if any(item.kind is item.VAR_POSITIONAL for item in signature.parameters.values()):
         parameters = list(inspect.signature(keras.Model.fit).parameters.values())[1:]
@@ -177,12 +177,12 @@ def _named(bound: inspect.BoundArguments) -> dict[str, Any]:
 
 
 def _listed(callbacks: Any) -> list[Any]:
-    """Return the script's own callbacks, without those of this module."""
+    """Return the script's own callbacks as a list, without the callbacks of this module."""
     return [item for item in listed(callbacks) if not isinstance(item, FitCallback | EpochEnd)]
 
 
 def _between(first: FitCallback, others: Any, last: EpochEnd) -> Any:
-    """Return the script's callbacks, in a form for `fit`, between `first` and `last`."""
+    """Return `first`, the script's callbacks and `last`, as a list or as a CallbackList."""
     if isinstance(others, keras.callbacks.CallbackList):
         others.callbacks[:] = [first, *_listed(others), last]
         for callback in (first, last):

@@ -1,4 +1,4 @@
-"""Coordination of all scripts of a run: barriers around `fit`, evaluations, ends, file writer."""
+"""Barriers of all scripts of a run: around `fit`, for evaluations, early ends and saved files."""
 
 from __future__ import annotations
 
@@ -17,24 +17,30 @@ from thinwire.script import interrupts
 from thinwire.worker.client.control import Control, Opening, RunHalted
 from thinwire.worker.script import RECORD
 
-#: Longest wait of a loop, in seconds: for the other scripts to begin a loop, or for the chief to
-#: save a file. The scripts of other workers may have no loop, and may never save.
+#: Longest wait of a training loop, in seconds: for the other scripts to begin a loop, or for the
+#: chief to save a file. The wait is limited, because another worker's script may have no loop, and
+#: the chief may never save.
 _IN_LOOP_SECONDS = 5.0
 
 
 class FitBarriers:
     """Barriers of one script with the other scripts, over all calls of `fit` of all its models.
 
+    Shard 0 of the PS implements the barriers. A phase is a part of the run in which the model and
+    its optimizers stay the same.
+
     Attributes:
-        on_stop: The argument `on_stop`, for the model that is trained now.
-        where: Point of the current `fit` at which the next phase may begin: "begin" or "left".
+        on_stop: Function that ends the `fit` of the model that the script trains now; at first the
+            argument `on_stop`.
+        where: Point of the current `fit` at which the next phase may begin: "begin" (before the
+            first step) or "left" (after the last callback).
 
     Args:
         run: Settings of the run.
         id_worker: Number of this worker.
-        run_id: Identifier of the run, from the training stream.
+        run_id: Identifier of the run, as the shards sent it to this worker.
         on_stop: Called in the control stream's thread when another script ends the current `fit`,
-            with the number of epochs after which the `fit` ends; 0: immediately.
+            with the number of epochs after which the `fit` ends; 0 if it ends immediately.
     """
 
     def __init__(
@@ -47,13 +53,13 @@ class FitBarriers:
         self._num_fits = self._num_saved = 0
         self._run = run
         self.where = "begin"
-        self._has_warned = False  # True after the warning that no process evaluates
+        self._has_warned = False  # True after a warning about a missing evaluation
         self._id_worker, self.on_stop = id_worker, on_stop
         self._control = Control.of(
             run, id_worker, run_id, on_stop=self._stopped, on_chief=self._named
         )
-        # The listener stays until the script has ended: a script that a signal ends must not wait
-        # for an unreachable PS.
+        # The listener stays registered until the script has ended: if a signal ends the script, its
+        # barriers must not wait for an unreachable PS.
         interrupts.add_listener(self._control.interrupt)
         RECORD.on_evaluation(self._report)
         RECORD.at_end(self._finish)
@@ -61,34 +67,35 @@ class FitBarriers:
 
     @staticmethod
     def is_failure(cause: str) -> bool:
-        """Return whether a stop reason means that a script failed or returned early."""
+        """Return True if the reason for a run's end is a script that failed or returned early."""
         return cause in (SCRIPT_FAILED, RETURNED_EARLY)
 
     def count_fit(self) -> None:
-        """Count a `fit` that begins, and reset the state of the previous `fit`."""
+        """Count a `fit` that begins, and reset the counts of the previous `fit`."""
         self._num_fits, self._num_saved, self.where = self._num_fits + 1, 0, "begin"
         self._control.resume()
 
     @property
     def phase(self) -> int:
-        """Number of the phase that may begin at `where`: 2n before `fit` n, 2n + 1 after it."""
+        """Number of the phase that may begin now: 2n before the n-th `fit`, 2n + 1 after it."""
         return 2 * self._num_fits + (self.where == "left")
 
     def wait(self, where: str, changes: bool = False) -> Opening | RunHalted:
-        """Wait at a barrier until every script has reached the same point of the current `fit`.
+        """Wait at a barrier until all scripts have reached the same point of the current `fit`.
 
         Args:
             where: Name of the barrier: "begin", "end", "left" (after the callbacks), or one of the
                 barriers "begin-..." and "left-..." that follow "begin" and "left".
-            changes: True if this script's model differs from the run's model.
+            changes: True if this script's model differs from the model that the run trains.
 
         Returns:
             How the barrier opened: whether a phase begins, and whether this script offers its
-            model. A RunHalted if the run has ended.
+            model to the PS for that phase. A RunHalted if the run has ended.
 
         Raises:
-            Unreachable, RequestRejected: Shard 0 cannot be reached, or rejects this script.
-            InterruptedError: This process was interrupted.
+            Unreachable: Shard 0 cannot be reached.
+            RequestRejected: Shard 0 rejects this script.
+            InterruptedError: A signal interrupted this process.
         """
         try:
             return self._control.barrier(f"fit-{self._num_fits}-{where}", changes)
@@ -98,14 +105,14 @@ class FitBarriers:
     def begin_run(self, has_supervisor: bool) -> RunHalted | None:
         """Wait until all workers and the first evaluator have called `distribute`.
 
-        A script may clear a folder before it calls `distribute`. After this barrier no process
-        clears files that the run has written.
+        A script may clear a folder before it calls `distribute`. After this barrier no script
+        clears a folder any more, so the files that the run writes are safe.
 
         Args:
             has_supervisor: True if the run has a Supervisor, which starts an evaluator.
 
         Returns:
-            The end of the run if the run has ended; else None.
+            A RunHalted if the run has ended; None after the barrier has opened.
 
         Raises:
             Unreachable, RequestRejected, InterruptedError: The barrier failed, as in `wait`.
@@ -117,23 +124,29 @@ class FitBarriers:
         return None
 
     def begin_fit(self, fit: pb.FitBegun) -> None:
-        """Report that the current `fit` begins; sets `fit.fit` to the number of the `fit`."""
+        """Report to shard 0 that the current `fit` begins.
+
+        Args:
+            fit: Description of the `fit` for the evaluator; its field `fit` is set to the number of
+                the `fit`.
+        """
         fit.fit = self._num_fits
         self._control.begin_fit(fit)
 
     def end_fit(self, history: str) -> None:
-        """Report the History that the current `fit` has returned, as JSON."""
+        """Report to shard 0 the Keras History that the current `fit` has returned, as JSON."""
         self._control.end_fit(pb.FitEnded(fit=self._num_fits, history=history))
 
     def evaluate(self, epoch: int, by_script: bool) -> pb.Evaluated | RunHalted | None:
-        """Wait until the model has been evaluated at the end of an epoch.
+        """Wait until a process has evaluated the model at the end of an epoch.
 
         Args:
             epoch: Number of the epoch, as Keras counts epochs.
-            by_script: True if a script must evaluate, because the evaluator cannot.
+            by_script: True if a worker's script must evaluate, because the Supervisor's evaluator
+                lacks state of the script.
 
         Returns:
-            The evaluation; a RunHalted if the run has ended; None if this script must evaluate and
+            The metrics; a RunHalted if the run has ended; None if this script must evaluate and
             pass the metrics to `answer`.
 
         Raises:
@@ -156,7 +169,7 @@ class FitBarriers:
     def answer(
         self, epoch: int, versions: Sequence[int], metrics: Mapping[str, Any]
     ) -> pb.Evaluated | RunHalted:
-        """Report an evaluation that shard 0 has requested from this script.
+        """Report metrics that shard 0 has requested from this script and sends to all scripts.
 
         Args:
             epoch: Number of the epoch, as Keras counts epochs.
@@ -164,7 +177,7 @@ class FitBarriers:
             metrics: Metrics of the validation data, by name.
 
         Returns:
-            The evaluation that all scripts get; a RunHalted if the run has ended.
+            The metrics that shard 0 sends to all scripts; a RunHalted if the run has ended.
 
         Raises:
             Unreachable, RequestRejected, InterruptedError: The exchange failed, as in `wait`.
@@ -185,14 +198,14 @@ class FitBarriers:
     def end_steps(
         self, epoch: int, states: Sequence[pb.MetricState]
     ) -> pb.EpochMeeting | RunHalted:
-        """Exchange the states of training metrics after the last step of an epoch.
+        """Send this script's metric states to shard 0 and receive the sums over all scripts.
 
         Args:
             epoch: Number of the epoch, as Keras counts epochs.
-            states: Metric states of this script.
+            states: Amounts that the epoch has added to the training metrics of this script.
 
         Returns:
-            An answer with the sums over all scripts; a RunHalted if the run has ended.
+            Answer of shard 0 with the sums over all scripts; a RunHalted if the run has ended.
 
         Raises:
             Unreachable, RequestRejected, InterruptedError: The exchange failed, as in `wait`.
@@ -200,15 +213,15 @@ class FitBarriers:
         return self._meet(pb.EpochMeeting(epoch=epoch, states=states))
 
     def end_epoch(self, epoch: int, stops: bool) -> pb.EpochMeeting | RunHalted:
-        """Agree with the other scripts, after the callbacks of an epoch, on an early end.
+        """Agree with the other scripts, after the callbacks of an epoch, on an early end of `fit`.
 
         Args:
             epoch: Number of the epoch, as Keras counts epochs.
-            stops: True if a callback of this script has set stop_training.
+            stops: True if a callback of this script has set `model.stop_training`.
 
         Returns:
-            An answer with the number of epochs after which the `fit` ends; a RunHalted if the run
-            has ended.
+            Answer of shard 0 with the number of epochs after which the `fit` ends; a RunHalted if
+            the run has ended.
 
         Raises:
             Unreachable, RequestRejected, InterruptedError: The exchange failed, as in `wait`.
@@ -223,18 +236,18 @@ class FitBarriers:
             return halted
 
     def saved(self, has_written: bool, in_loop: bool = False) -> RunHalted | None:
-        """Report that this script has written a file; or wait until the chief has written it.
+        """Report that this script has written a file, or wait until the chief has written the file.
 
-        The n-th file that each script saves after a `fit` is assumed to be the same file. No script
-        waits for a script that has ended or is in a later `fit`.
+        The n-th file that one script saves after a `fit` is assumed to be the n-th file of every
+        other script. No script waits for a script that has ended or is in a later `fit`.
 
         Args:
             has_written: True if this script has written the file.
-            in_loop: True if this script is in a loop. The wait is then limited, because the writer
-                may itself wait for this script's next step.
+            in_loop: True if this script is in a training loop. The wait is then limited, because
+                the script that writes may itself wait for this script's next step.
 
         Returns:
-            The end of the run if the run has ended; else None.
+            A RunHalted if the run has ended; else None, also after a timeout.
 
         Raises:
             Unreachable, RequestRejected, InterruptedError: The barrier failed, as in `wait`.
@@ -257,12 +270,12 @@ class FitBarriers:
         return None
 
     def begin_loop(self) -> RunHalted | None:
-        """Wait a limited time until all scripts begin a loop after the current `fit`.
+        """Wait a limited time until all scripts begin a training loop after the current `fit`.
 
-        The wait is limited because some scripts may have no loop after the `fit`.
+        The wait is limited because some scripts may have no training loop after the `fit`.
 
         Returns:
-            The end of the run if the run has ended; else None.
+            A RunHalted if the run has ended; else None, also after a timeout.
 
         Raises:
             Unreachable, RequestRejected, InterruptedError: The barrier failed, as in `wait`.
@@ -276,7 +289,7 @@ class FitBarriers:
         return None
 
     def stop_fit(self, epochs: int) -> None:
-        """End the current `fit` of all other scripts after `epochs` epochs; 0: immediately."""
+        """End the current `fit` of all other scripts after `epochs` epochs; immediately if 0."""
         self._control.stop_fit(self._num_fits, epochs)
 
     def _stopped(self, fit: int, epochs: int) -> None:
@@ -292,12 +305,12 @@ class FitBarriers:
         )
 
     def _finish(self, failed: bool, message: str) -> None:
-        """Report the script's end, once; the run ends when all have ended."""
+        """Report the script's end to shard 0, once; the run ends when all scripts have ended."""
         atexit.unregister(self._finish_at_exit)
         self._control.finish(failed, message)
         interrupts.remove_listener(self._control.interrupt)
 
     def _finish_at_exit(self) -> None:
-        """Report the end of a script that was started without `thinwire run`."""
+        """Report the end of a script that was started without `thinwire run`, at process exit."""
         error = getattr(sys, "last_value", None)
         RECORD.end(error is not None, "" if error is None else f"{type(error).__name__}: {error}")

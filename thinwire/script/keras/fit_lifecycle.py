@@ -1,4 +1,4 @@
-"""Lifecycle of one call of `fit`: it joins the run, counts epochs and batches, and leaves."""
+"""Lifecycle of one call of `fit`: the worker joins the run, counts epochs and batches, leaves."""
 
 from __future__ import annotations
 
@@ -34,28 +34,29 @@ from thinwire.worker.script import RECORD
 
 
 class _EpochPart(enum.Enum):
-    """Parts of an epoch, in their order."""
+    """Parts of an epoch of `fit`, in their order."""
 
     BEFORE_STEPS = enum.auto()
     IN_STEPS = enum.auto()
-    AFTER_STEPS = enum.auto()  # the training metrics of the steps have been read
+    AFTER_STEPS = enum.auto()  # Keras has read the training metrics of the epoch's steps
 
 
 class FitLifecycle:
     """State of a model's current `fit`; one object for all calls of the model's `fit`.
 
     Attributes:
-        shares_itself: True if the script has divided its data with `shard`.
+        shares_itself: True if the script has divided its data with `model.thinwire.shard`, so that
+            `fit` must not divide the data.
 
     Args:
-        member: The model's membership in the run.
-        succession: Order of the script's models.
-        phases: Phases of the script.
-        joining: Creates the sessions and joins the run.
-        exchange: Exchanges of the steps.
+        member: Settings, session and barriers of the model in its run.
+        succession: Relation of the model to the other models of the script.
+        phases: Begins a new phase of the run when the script's model has changed.
+        joining: Creates the sessions with the servers and joins the run.
+        exchange: Pushes and pulls in each step.
         central: Loads the shards' weights and optimizer state.
-        evaluations: Evaluations within a `fit`.
-        stop: Early end of a `fit`.
+        evaluations: Evaluations of the validation data within a `fit`.
+        stop: Agrees with the other scripts on an early end of a `fit`.
         metrics: Training metrics, merged over the workers.
         row_sums: Scales losses that are sums over rows.
     """
@@ -80,22 +81,23 @@ class FitLifecycle:
         self._evaluations, self._stop, self._metrics = evaluations, stop, metrics
         self._row_sums = row_sums
         self._part = _EpochPart.AFTER_STEPS
-        self._to_sit_out = 0  # rounds of this epoch for which this worker has no rows
-        self._epochs_of_round = 0  # epochs of the current round, with the current epoch
-        self._num_batches = 0  # batches begun in this `fit`
+        self._to_sit_out = 0  # number of rounds of this epoch in which this worker has no rows
+        # Number of epochs in the current round of local steps, including the current epoch.
+        self._epochs_of_round = 0
+        self._num_batches = 0  # number of batches begun in this `fit`
         self._came_late = False  # True if the run had ended before this `fit`
-        self._has_slots = False  # True if the optimizers have the PS's optimizer state
+        self._has_slots = False  # True if the script's optimizers have the PS's state
         self._is_final = False  # True if the final state of the run has been requested
 
     @contextlib.contextmanager
     def running(self, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Prepare one call of `fit`; leave the run if the `fit` fails.
+        """Prepare one call of a model's `fit`; leave the run if the `fit` fails.
 
         Args:
             arguments: Arguments of Keras' fit, by name.
 
         Yields:
-            The arguments with this worker's part of the training data.
+            The arguments for Keras' fit, with this worker's part of the training data.
 
         Raises:
             ConfigurationError: The data cannot be divided among the workers, or the run does not
@@ -134,7 +136,7 @@ class FitLifecycle:
             self._row_sums.end_fit()
 
     def begin(self) -> None:
-        """Join the run before the first step, unless only the first step shows the model."""
+        """Join the run before the first step of `fit`, or let the first step join the run."""
         member = self._member
         if member.settings is not None and member.settings.run.nb_workers > 1:
             self._metrics.begin_fit()
@@ -148,7 +150,7 @@ class FitLifecycle:
             )
 
     def begin_batch(self) -> None:
-        """Count a mini-batch, or the mini-batches of one execution; raise an earlier error."""
+        """Count a call of Keras' on_train_batch_begin; raise the error of an earlier batch."""
         self._exchange.raise_failure()
         if self._part is _EpochPart.BEFORE_STEPS:
             self._begin_steps()
@@ -158,7 +160,7 @@ class FitLifecycle:
             self._member.session.begin_compute()
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch: find the number of its rounds for which this worker has no rows.
+        """Begin an epoch, and find out in how many of its rounds this worker has no training rows.
 
         Args:
             epoch: Number of the epoch, as Keras counts epochs.
@@ -166,7 +168,7 @@ class FitLifecycle:
         data = self._joining.data
         self._to_sit_out, self._part = data.short_by, _EpochPart.BEFORE_STEPS
         if data.unfilled is not None:
-            # Clear counts of a pass over the data that Keras began only to build the model.
+            # Clear the count of a pass over the data that Keras began only to build the model.
             data.unfilled.take()
         self._epochs_of_round += 1
         self._exchange.begin_epoch()
@@ -178,10 +180,11 @@ class FitLifecycle:
         self._metrics.begin_epoch()
 
     def end_steps(self) -> None:
-        """Sit out the epoch's last rounds, in which only other workers have rows.
+        """Push empty updates in the epoch's last rounds, in which only other workers have rows.
 
-        A second call in the same epoch does nothing. With --local_epochs a round may end here. If
-        this `fit` stops within the epoch, the worker leaves, and no worker waits for its rounds.
+        A second call in the same epoch does nothing. With --local_epochs, a round of local steps
+        may end after the epoch's steps. If this `fit` stops within the epoch, the worker leaves the
+        run, and no worker waits for its remaining updates.
         """
         session = self._member.session
         self._exchange.raise_failure()
@@ -198,8 +201,9 @@ class FitLifecycle:
             return
         for _ in range(number):
             self._exchange.sit_out(session, 0)
-        # Workers with rows in these rounds did not know that this worker has none, so they counted
-        # only their own parts of the batch. This worker counts its part.
+        # The workers with rows in these rounds did not know that this worker has no rows, so each
+        # of them counted only its own part of the script's batch. The empty update of this worker
+        # therefore counts this worker's part.
         for _ in range(unfilled):
             self._exchange.sit_out(session, data.parts.each)
         self._exchange.raise_failure()
@@ -208,7 +212,10 @@ class FitLifecycle:
             self._exchange.end_round(session)
 
     def keep_metrics(self) -> None:
-        """Take the metric states after an evaluation as the start values of further steps."""
+        """Record the metric states after a script's own evaluation within an epoch's steps.
+
+        The epoch's later steps add to these states, so they are the start values of the merge.
+        """
         if self._part is _EpochPart.IN_STEPS and not self._evaluations.is_evaluating:
             self._metrics.begin_epoch()
 
@@ -218,14 +225,14 @@ class FitLifecycle:
         A second call in the same epoch does nothing.
 
         Args:
-            logs: Result of the last step.
+            logs: Return value of the epoch's last step.
 
         Returns:
-            True if the metrics have been merged over all workers.
+            True if the training metrics have been merged over all workers.
         """
         if self._part is _EpochPart.AFTER_STEPS or self._evaluations.is_evaluating:
             return False
-        if self._part is _EpochPart.BEFORE_STEPS:  # this worker has no rows in the epoch
+        if self._part is _EpochPart.BEFORE_STEPS:  # this worker has no rows in this epoch
             self._begin_steps()
         self._part, member = _EpochPart.AFTER_STEPS, self._member
         self.end_steps()
@@ -240,7 +247,10 @@ class FitLifecycle:
         return True
 
     def complete_logs(self, logs: Any, are_results: bool) -> Any:
-        """Return an epoch's logs with the metrics of all workers; see `TrainMetrics.complete`."""
+        """Return an epoch's logs with the metrics merged over all workers.
+
+        `TrainMetrics.complete` documents the arguments.
+        """
         return self._metrics.complete(logs, are_results)
 
     def end_epoch(self) -> None:
@@ -248,19 +258,22 @@ class FitLifecycle:
         self._stop.end_epoch()
 
     def evaluate(self, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
-        """Return the metrics at the end of the current epoch; see `FitEvaluations.evaluate`."""
+        """Return the validation metrics at the end of the current epoch.
+
+        `FitEvaluations.evaluate` documents the arguments.
+        """
         return self._evaluations.evaluate(self._stop.epoch, alone, keywords)
 
     def leave(self) -> bool:
-        """Leave the run after the last step, and load the final weights of all workers.
+        """Leave the run after the last step of `fit`, and load the run's weights into the model.
 
-        A second call for the same `fit` does not leave again.
+        A second call for the same `fit` does not leave the run again.
 
         Returns:
-            True if the optimizer has the moving averages of this run.
+            True if the script's optimizer has the moving averages of this run.
 
         Raises:
-            ConfigurationError: The `fit` had steps, but no step was exchanged.
+            ConfigurationError: The `fit` had steps, but no step exchanged anything with the PS.
         """
         member = self._member
         if not member.has_left:
@@ -292,8 +305,8 @@ class FitLifecycle:
             self._joining.join()
             if not member.catch_up.is_behind:
                 self._has_slots = self._central.fill_slots(session)
-            # Leave again: otherwise the rounds of a worker that restarts would wait for this
-            # worker, which takes no more steps.
+            # Leave the run a second time. Otherwise a worker that restarts would wait in its rounds
+            # for this worker, which takes no more steps.
             member.close("done")
         if session is not None and not member.catch_up.is_behind:
             self._phases.note_end()
@@ -303,13 +316,13 @@ class FitLifecycle:
             logging.info("fit ended with the run (%s)", member.stop_reason or "interrupted")
 
     def _take_final(self, session: Session) -> None:
-        """Load the final state of an ended run, while its shards still wait for this worker."""
+        """Load the final state of an ended run, while the shards still wait for this worker."""
         if session.stopped and not self._is_final:
             self._is_final = True
             self._has_slots = self._central.take_final(session)
 
     def _place(self, fit: FitNumber) -> WorkerPlace | None:
-        """Return this worker's place in the division of the data; None if no data is divided."""
+        """Return the rules by which this worker takes its part of the data; None without a run."""
         settings = self._member.settings
         if settings is None or not self._member.is_offered:
             return None

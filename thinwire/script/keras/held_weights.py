@@ -1,4 +1,4 @@
-"""Finds weights that a script has set itself: compares a model's weights with the last pull."""
+"""Finds weights that a script has set: compares a model's weights with the pulled weights."""
 
 from __future__ import annotations
 
@@ -14,42 +14,45 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
     from thinwire.runtime.run.settings import Run
 
-#: Rounding error relative to the largest weight. Adding and subtracting a weight of equal size, as
-#: SwapEMAWeights does, changes a weight by less than this fraction in float32.
+#: Allowed rounding error of a weight, relative to the largest weight. SwapEMAWeights adds and
+#: subtracts weights of equal size, which changes a float32 weight by less than this fraction.
 _ROUNDING = 1e-6
 
 
 def is_like(mine: Float32, theirs: Float32) -> bool:
-    """Return whether two arrays of weights [n] differ at most by the rounding of SwapEMAWeights."""
+    """Return True if two arrays of weights [n] differ at most by the rounding of SwapEMAWeights."""
     if np.array_equal(mine, theirs):
         return True
     scale = float(np.abs(theirs).max(initial=0.0))
-    # `not >` instead of `<=`: with NaN in the weights the result is True, so a diverged model does
-    # not count as set by the script.
+    # `not >` instead of `<=`: if a weight is NaN, the result is True, so the weights of a diverged
+    # model do not count as weights that the script has set.
     return not np.abs(mine - theirs).max(initial=0.0) > _ROUNDING * scale
 
 
 def set_by_script(session: Session) -> Float32 | None:
-    """Return the model's weights [n] if the script set them after the last step; else None."""
+    """Return the model's weights [n] if the script set them after the last step; else None.
+
+    Args:
+        session: This worker's session with the servers.
+    """
     held = session.variables.read()
     return None if is_like(held, session.weights) else held
 
 
 def changed_by_script(session: Session, held: Float32, name: str) -> Float32 | None:
-    """Return the script's own changes of weights since the newest step.
+    """Return by how much the script itself has changed weights since the newest step.
 
     Args:
-        session: Session of the current phase.
-        held: [num_parameters] float32 weights of the model.
-        name: Name of the model.
+        session: This worker's session with the servers.
+        held: [num_parameters] float32 weights that the model has now.
+        name: Name of the model, for the error message.
 
     Returns:
-        [num_parameters] float32 changes to send with the next step; None if there are no new
-        changes.
+        [num_parameters] float32 changes to send with the next step; None if the script has changed
+        no weights.
 
     Raises:
-        ConfigurationError: The script has changed weights, and the PS does not accept changes by
-            scripts.
+        ConfigurationError: The script has changed weights, and the PS accepts only updates.
     """
     known = session.sent_weights
     if is_like(held, known):
@@ -65,16 +68,16 @@ def changed_by_script(session: Session, held: Float32, name: str) -> Float32 | N
 
 
 def assigned_by_script(session: Session, change: Float32 | None) -> Float32 | None:
-    """Return the script's assignments to send with the next step, with local optimizers.
+    """Return the script's changes of weights for the next step, if optimizers step on the worker.
 
     Args:
-        session: Session of the current phase.
-        change: [num_parameters] float32 sum of the assigned changes since the newest step; None if
-            the script has assigned nothing.
+        session: This worker's session with the servers.
+        change: [num_parameters] float32 sum of the changes that the script has assigned since the
+            newest step; None if the script has assigned nothing.
 
     Returns:
         [num_parameters] float32 changes, including earlier changes that have not been sent; None
-        if there are no changes.
+        if there is no change to send.
     """
     if change is not None and is_like(session.weights + change, session.weights):
         change = None
@@ -83,5 +86,5 @@ def assigned_by_script(session: Session, change: Float32 | None) -> Float32 | No
 
 
 def takes_changes(run: Run) -> bool:
-    """Return whether the PS accepts a script's own changes of weights in addition to updates."""
+    """Return True if the PS accepts a script's own changes of weights in addition to updates."""
     return run.method.collective == THROUGH_PS and not run.guards.measures

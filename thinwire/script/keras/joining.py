@@ -1,4 +1,4 @@
-"""Joining the run in each phase of a script: the offer to the servers, and the session."""
+"""Joins the run in each phase: offers (describes) the script's model, and creates the session."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ if TYPE_CHECKING:
 
 
 class Joining:
-    """Creates the sessions of a model, and joins the run with them.
+    """Creates a model's sessions with the servers, and joins the run.
 
     Attributes:
-        data: Training data of the current `fit`; without arguments for a loop.
+        data: This worker's training data for the current `fit`; empty for a custom training loop.
 
     Args:
-        member: The model's membership in the run.
+        member: Settings, session and barriers of the model in its run.
         optimizers: Optimizers of the script.
-        stop: Early end of the current `fit`.
-        num_train: Number of rows of the whole training set, from the script; None if unknown.
+        stop: Agrees with the other scripts on an early end of a `fit`.
+        num_train: Number of rows of the whole training set, as given to `distribute`; None if the
+            script has not given it.
     """
 
     def __init__(
@@ -50,11 +51,11 @@ class Joining:
         self._member, self._optimizers, self._stop = member, optimizers, stop
         self._num_train = num_train
         self._kept = None if member.settings is None else KeptState.of(member.settings)
-        # Plan and shared model of this model's last offer.
+        # Step plan and shared variables of the model's newest offer; None before the first offer.
         self._offered: tuple[StepPlan, SharedModel] | None = None
 
     def join(self) -> None:
-        """Join or rejoin the run, and load the server's weights, counts and loss scale."""
+        """Join or rejoin the run; load the server's weights, schedule counts and loss scale."""
         member = self._member
         member.join()
         session = member.joined
@@ -69,7 +70,7 @@ class Joining:
             lift_hold()
 
     def join_by_flags(self) -> None:
-        """Join or rejoin a run whose server has its model and its optimizer from flags."""
+        """Join or rejoin a run in which flags define the server's model and optimizer."""
         member, is_first = self._member, self._member.session is None
         if is_first:
             shared = SharedModel.of(member.model, is_offered=False)
@@ -81,10 +82,10 @@ class Joining:
             self._optimizers.adopt_rate(member.joined)
 
     def join_loop(self) -> Float32 | None:
-        """Rejoin the run for a loop that follows a `fit`, because the worker left after the `fit`.
+        """Rejoin the run for a training loop after a `fit`: the worker left at the end of `fit`.
 
-        If the script has set weights since the `fit`, the model keeps the script's changes, and
-        the next step sends the changes.
+        If the script has set weights since the end of the `fit`, the model keeps the script's
+        changes, and the next step sends the changes to the PS.
 
         Returns:
             [num_parameters] float32 change of the run's weights since the worker left; None if the
@@ -100,32 +101,33 @@ class Joining:
                 "fit and a loop that follows it, where no phase of the run begins; set the state "
                 "between two fits, or before the first step of the script."
             )
-        self._optimizers.forget_states()  # the loop's steps change the optimizers' states
+        self._optimizers.forget_states()  # steps of the loop change the recorded states
         before, set_here = session.weights.copy(), set_by_script(session)
         self.join()
         if member.barriers is not None:
             member.take_end(member.barriers.begin_loop())
         change = session.weights - before
         if set_here is not None:
-            # `shared.assign` counts as an assignment by the script, so the next step sends it.
+            # `shared.assign` counts as an assignment by the script, so the next step sends the
+            # script's change to the PS.
             session.shared.assign(set_here + change)
         return change if change.any() else None
 
     def again(self) -> Session:
-        """Return a session for the next phase, with the variables of the last offer."""
+        """Return a session for the run's next phase, with the variables of the last offer."""
         if self._offered is None:
             raise RuntimeError("the model has not joined a run yet")
         return self.offer(*self._offered)
 
     def offer(self, plan: StepPlan, shared: SharedModel) -> Session:
-        """Return a session for the first or the next phase, with an offer to the servers.
+        """Return a session for the first or the next phase, with an offer (model description).
 
         Args:
-            plan: Optimizers of the script and the variables they step.
-            shared: Shared part of the model.
+            plan: Optimizers of the script and the variables that each optimizer steps.
+            shared: Shared variables of the model.
 
         Raises:
-            ConfigurationError: The PS cannot step as the script does.
+            ConfigurationError: The PS cannot take the steps that the script takes without Thinwire.
         """
         member, data, optimizers = self._member, self.data, self._optimizers
         settings, before, barriers = member.own_settings, member.session, member.barriers
@@ -156,21 +158,22 @@ class Joining:
         )
 
     def _check_states(self, session: Session) -> None:
-        """Reject an offer of optimizer state that this process does not know.
+        """Reject an offer if this process does not have the optimizer state to be offered.
 
-        A shard accepts an offer only before the offer's phase begins. After a restart the barrier
-        may again select this worker to offer although the phase has begun; the worker then joins
-        without an offer, and this check is not called. See `CatchUp.check_states`.
+        A shard accepts an offer only before the phase of the offer begins. After a restart the
+        barrier may select this worker to offer although the phase has begun. The worker then joins
+        without an offer, and this check is not called. `CatchUp.check_states` has the check itself.
         """
         if not session.takes_weights:
             stepping = [step.inner for step in self._optimizers.stepping]
             self._member.catch_up.check_states(session, stepping)
 
     def keep_state(self, at_end: bool = False) -> None:
-        """Save the state of locally stepping optimizers if a checkpoint is due.
+        """Write a checkpoint of the optimizers that step on this worker, if a checkpoint is due.
 
         Args:
-            at_end: True at the end of a `fit`: save if there were steps since the last checkpoint.
+            at_end: True at the end of a `fit`. A checkpoint is then due if there were steps since
+                the last checkpoint.
         """
         session = self._member.session
         if self._kept is not None and session is not None and not self._member.catch_up.is_behind:
@@ -185,5 +188,5 @@ class Joining:
 
     @property
     def _stepping(self) -> list[Any]:
-        """The optimizers with their loss-scaling wrappers."""
+        """The optimizers that step in the run, with their loss-scaling wrappers."""
         return [step.optimizer for step in self._optimizers.stepping]

@@ -1,9 +1,9 @@
-"""Checkpoints of a script's local optimizers, for the process that replaces this one.
+"""Checkpoints of optimizers that step on a worker, for a process that replaces the worker.
 
-With local steps the script's own optimizers step on the worker, and only this process has their
-moments, counts and rates. A process that replaces this worker loads the optimizers from the
-checkpoint. It also loads the codec's residual if the checkpoint is from the last step that the
-shards applied.
+If workers take local steps, the script's own optimizers step on the worker, and only the worker's
+process has their moments, step counts and learning rates. A process that replaces the worker loads
+the optimizers from the checkpoint. If the checkpoint is from the last step that the shards applied,
+the process also loads the codec's residual (the part of the gradient that was not sent yet).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from thinwire.worker.script import RECORD
 
 #: NumPy dtype kinds that checkpoint files support. Other dtypes (bfloat16) are saved as float32.
 _KINDS = "biuf"
-#: Index of the learning rate among a Keras optimizer's variables; the step count has index 0.
+#: Index of the learning rate among a Keras optimizer's variables. The step count has index 0.
 _RATE = 1
 _OPTIMIZER = f"{PREFIX}optimizer"
 
 
 class KeptState:
-    """The checkpoints of one worker's local optimizers.
+    """Writes and reads the checkpoints of the optimizers that step on one worker.
 
     Args:
-        settings: Settings of the script, with the run directory of this worker.
+        settings: Settings of the script, including the run directory.
     """
 
     def __init__(self, settings: ScriptSettings) -> None:
@@ -51,20 +51,20 @@ class KeptState:
 
     @classmethod
     def of(cls, settings: ScriptSettings) -> KeptState | None:
-        """Return the checkpoints of a run with local steps and a run directory; else None."""
+        """Return a worker's checkpoints; None without local steps or without a run directory."""
         method = settings.run.method
         is_local = method.takes_local_steps and method.steps_on_workers
         has_folder = settings.is_launched or "run_dir" in settings.given
         return cls(settings) if is_local and has_folder else None
 
     def save(self, session: Session, optimizers: Sequence[Any], at_end: bool = False) -> None:
-        """Write a checkpoint if it is due; an error of the disk is only logged.
+        """Write a checkpoint of the optimizers if it is due; a disk error is only logged.
 
         Args:
             session: Session of this worker, between two steps.
-            optimizers: Optimizers in the order of the offer.
-            at_end: True at the end of a `fit`: a checkpoint is due if there were steps since the
-                last one.
+            optimizers: Optimizers that step on this worker, in the order of the offer to the PS.
+            at_end: True at the end of a `fit`. A checkpoint is then due if there were steps since
+                the last checkpoint.
         """
         core, now = session.part.core, time.monotonic()
         is_due = at_end or now - self._saved_at >= self._interval_seconds
@@ -88,16 +88,16 @@ class KeptState:
     def restore(self, session: Session, optimizers: Sequence[Any], last_step: int) -> State | None:
         """Load the optimizer state that an earlier process of this worker saved.
 
-        Only the first call loads; later calls return None.
+        Only the first call loads a checkpoint; later calls return None.
 
         Args:
-            session: Session of this worker, which has just joined.
-            optimizers: Built optimizers in the order of the offer.
-            last_step: Last step of this worker that the shards applied.
+            session: Session of this worker, which has just joined the run.
+            optimizers: Built optimizers, in the order of the offer to the PS.
+            last_step: Last step of this worker that the shards applied; 0 if they applied no step.
 
         Returns:
-            Saved state of the worker's core; None if there is no usable checkpoint of this run and
-            phase.
+            Saved state of the worker's core (step count, codec's residual); None if there is no
+            usable checkpoint of this run and phase.
         """
         if self._is_read:
             return None
@@ -141,7 +141,7 @@ class KeptState:
 
 
 def _values(optimizer: Any) -> State:
-    """Return copies of all variables of an optimizer, including its rate, by number."""
+    """Return copies of all variables of an optimizer, by position: "0" is the step count."""
     arrays = (np.array(variable.numpy()) for variable in optimizer.variables)
     return {
         str(number): array if array.dtype.kind in _KINDS else array.astype(np.float32)

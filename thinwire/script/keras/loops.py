@@ -1,4 +1,4 @@
-"""Custom training loops, with `distribute(optimizer, model=model)`."""
+"""Custom training loops, whose optimizers are given to `distribute(optimizer, model=model)`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from thinwire.script.keras.plan import Pairs, PlannedStep, StepPlan, named
 if TYPE_CHECKING:
     from thinwire.script.keras.step import ExchangeStep
 
-#: Local steps after which weights are exchanged even if not every optimizer has stepped. Without
-#: this limit a loop that calls an optimizer rarely would not exchange for a long time.
+#: Number of local steps after which a loop exchanges weights even if one of its optimizers has not
+#: stepped. Without this limit a loop that rarely calls one of its optimizers would rarely exchange.
 _MOST_PENDING = 8
-#: Methods of a model that read all its weights -> True if they also read the optimizer's state.
+#: Method of a Keras model that reads all weights -> True if it also reads the optimizer's state.
 _LOOKS = {
     "evaluate": False,
     "predict": False,
@@ -32,11 +32,11 @@ _LOOKS = {
 
 
 class Together:
-    """Several models that a script trains together, with the attributes of one model.
+    """Several models that a script's loop trains together, with the attributes of one model.
 
     Attributes:
-        models: Models in the order in which the script named them.
-        stop_training: True if training must stop, as in a Keras model.
+        models: Models in the order in which the script gave them to `distribute`.
+        stop_training: True if training must stop, like this attribute of a Keras model.
     """
 
     run_eagerly = jit_compile = False
@@ -48,7 +48,10 @@ class Together:
 
     @staticmethod
     def of(model: Any, others: Iterable[keras.Model]) -> Any:
-        """Return a model together with the other models that are not layers of the model."""
+        """Return a `Together` of a model and the models in `others` that are not its layers.
+
+        If all models in `others` are layers of the model, the model itself is returned.
+        """
         models = list(model.models) if isinstance(model, Together) else [model]
         layers = [layer for member in models for layer in member._flatten_layers()]
         new = [other for other in others if not any(other is layer for layer in layers)]
@@ -107,19 +110,20 @@ def models_of(optimizer: Any, model: Any) -> list[keras.Model]:
 class LoopSteps:
     """The optimizers of a custom training loop, and the steps at which they exchange weights.
 
-    A loop has no function that could be tried before training. So the script distributes each
-    optimizer with its models before the first step, and the variables of all optimizers are found
-    at the first step.
+    A loop has no train_step that Thinwire could try before training. So the script gives each
+    optimizer with its models to `distribute` before the first step. At the first step Thinwire
+    finds out which optimizer steps which variables.
     """
 
     def __init__(self) -> None:
         self._models: dict[ExchangeStep, list[keras.Model]] = {}
-        self._cycle: list[ExchangeStep] = []  # in the order of the optimizers' first steps
-        self._num_pending = 0  # local steps since the last exchange
-        self._others: dict[int, Any] = {}  # optimizers that are not distributed, by identity
+        # Optimizers that have stepped, in the order of their first steps.
+        self._cycle: list[ExchangeStep] = []
+        self._num_pending = 0  # number of local steps since the last exchange of weights
+        self._others: dict[int, Any] = {}  # id -> optimizer of the loop that is not distributed
 
     def add(self, step: ExchangeStep, models: Sequence[keras.Model]) -> None:
-        """Add an optimizer with its models."""
+        """Add an optimizer of the loop with the models that it steps."""
         self._models[step] = list(models)
 
     def name_other(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -127,7 +131,7 @@ class LoopSteps:
 
         Args:
             optimizer: Optimizer that is not distributed.
-            variables: Variables that the optimizer steps; none of them is shared.
+            variables: Variables that the optimizer steps on this worker only.
         """
         if not self._models or id(optimizer) in self._others:
             return
@@ -141,11 +145,11 @@ class LoopSteps:
         )
 
     def plan(self, step: ExchangeStep, pairs: Pairs) -> StepPlan:
-        """Return the variables of all optimizers, at the first step of one optimizer.
+        """Return which variables each optimizer of the loop steps, at the loop's first step.
 
         Args:
-            step: Exchange step of the optimizer that is about to step.
-            pairs: Gradients and variables of the step.
+            step: Replacement of the optimizer that steps first.
+            pairs: Gradients and variables that this optimizer is called with.
 
         Raises:
             ConfigurationError: The variables of an optimizer are unknown or ambiguous.
@@ -168,7 +172,7 @@ class LoopSteps:
 
     @staticmethod
     def _check(step: ExchangeStep, known: dict[ExchangeStep, PlannedStep]) -> None:
-        """Reject an optimizer without variables, or with variables of another unbuilt optimizer."""
+        """Reject an optimizer if its variables cannot be known before its first step."""
         variables = {id(v) for v in known[step].variables}
         unbuilt = [other for other in known if other is not step and not other.optimizer.built]
         shared = any(variables & {id(v) for v in known[other].variables} for other in unbuilt)
@@ -181,10 +185,10 @@ class LoopSteps:
             )
 
     def is_due(self, step: ExchangeStep) -> bool:
-        """Return whether weights must be exchanged after a local step of an optimizer.
+        """Return True if weights must be exchanged after a local step of an optimizer.
 
-        Weights are exchanged once per iteration of the loop: after a step of the optimizer whose
-        first step came last.
+        Weights are exchanged once per iteration of the loop: after a step of the optimizer that
+        took its first step after the first steps of all other optimizers.
         """
         if step not in self._cycle:
             self._cycle.append(step)
@@ -197,18 +201,22 @@ class LoopSteps:
 
 
 class Refreshed(Protocol):
-    """Object that can load the shards' weights into a model."""
+    """Interface of an object that can load the shards' weights into a model."""
 
     def refresh(self, with_slots: bool) -> None:
-        """Load the shards' weights into the model, and the optimizers' state if `with_slots`."""
+        """Load the shards' weights into the model.
+
+        Args:
+            with_slots: True to load the PS's optimizer state into the script's optimizers, too.
+        """
 
 
 def look_fresh(model: keras.Model, session: Refreshed) -> None:
-    """Patch the methods of a model that read all its weights: they first load current weights.
+    """Patch the methods of a model that read all its weights: they first load the shards' weights.
 
     Args:
-        model: Keras model.
-        session: Loads the shards' weights.
+        model: Keras model of a training loop.
+        session: Object that loads the shards' weights into the model.
     """
     for name, with_slots in _LOOKS.items():
         setattr(model, name, _fresh(getattr(model, name), session, with_slots))

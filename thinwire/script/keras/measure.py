@@ -1,8 +1,8 @@
 """Measure a script for `thinwire advise`: its model, its first gradients, the time of its steps.
 
-`fit` trains for a few steps with the script's own data and compiled optimizer, but without its
-callbacks and its validation. `fit` then writes the measurement file and ends the process, so no
-later line of the script runs and the script leaves no files.
+The replaced `fit` trains for a few steps with the script's data and compiled optimizer, but without
+the script's callbacks and validation data. Then `fit` writes the measurement file and ends the
+process, so no later line of the script runs and the script leaves no files.
 """
 
 from __future__ import annotations
@@ -30,21 +30,24 @@ from thinwire.script.keras.step import flat_gradient
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Stored gradients: at most eight, and at most 2 GiB of memory for a large model.
+#: Limits of the stored gradients: at most eight gradients, and at most 2 GiB of memory for a large
+#: model.
 _MOST_GRADIENTS, _MOST_GRADIENT_BYTES = 8, 1 << 31
-#: The first steps are not timed: TensorFlow compiles in them.
+#: Number of first steps that are not timed, because TensorFlow compiles the graph in them.
 _WARM_STEPS = 2
+#: A measurement ends after `_STEPS` steps, or after `_MOST_SECONDS` seconds if at least
+#: `_LEAST_STEPS` steps were taken.
 _STEPS, _MOST_SECONDS = 30, 10.0
 _LEAST_STEPS = _WARM_STEPS + 2
-#: Arguments of `fit` that are dropped while a few steps are measured.
+#: Arguments of `fit` that are dropped while steps are measured.
 _LEFT_OUT = ("self", "validation_data", "validation_steps", "validation_batch_size")
 
 
 def measure_fit(model: keras.Model, path: pathlib.Path) -> None:
-    """Replace a model's `fit` by one that measures, writes the measurement and ends the process.
+    """Replace a model's `fit` by a function that measures steps, writes a file, ends the process.
 
     Args:
-        model: The Keras model. The script may compile the model before or after this call.
+        model: Keras model. The script may compile the model before or after this call.
         path: File that the measurement is written to.
     """
     alone = model.fit
@@ -66,7 +69,7 @@ def measure_fit(model: keras.Model, path: pathlib.Path) -> None:
 
 
 class _Measurement:
-    """Recorder in front of an optimizer's `apply`: gradients, times and rows of each step."""
+    """Recorder in front of an optimizer's `apply`: keeps gradients, times and rows of each step."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.optimizer = model, model.optimizer
@@ -74,7 +77,7 @@ class _Measurement:
         self.times: list[float] = []
         self.rows: list[int] = []
         self.embedding_share = 0.0
-        self._rows: Any = None  # rows of the mini-batch that is being traced
+        self._rows: Any = None  # number of rows of the mini-batch in the traced step
         self._was_applied = False  # True once the step being traced has called the optimizer
         self._apply_alone, train_step = model.optimizer.apply, model.train_step
 
@@ -96,13 +99,13 @@ class _Measurement:
 
     @property
     def is_done(self) -> bool:
-        """True if enough steps have been measured."""
+        """True if enough steps have been measured to end `fit`."""
         if len(self.times) < _LEAST_STEPS:
             return False
         return len(self.times) > _STEPS or self.times[-1] - self.times[0] > _MOST_SECONDS
 
     def step_seconds(self) -> list[float]:
-        """Return the time of each step in seconds, without the first steps, which compile."""
+        """Return the time of each step in seconds, without the first two steps, which compile."""
         times = self.times[_WARM_STEPS:]
         return [after - before for before, after in itertools.pairwise(times)]
 
@@ -141,7 +144,7 @@ class _Stopper(keras.callbacks.Callback):
         self._measurement = measurement
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Stop training if enough steps have been measured."""
+        """Set `model.stop_training` if enough steps have been measured."""
         if self._measurement.is_done:
             self.model.stop_training = True
 

@@ -1,4 +1,4 @@
-"""Describe a script's model to the servers: its variables, optimizers and unused variables."""
+"""Make the offer: the description of a script's variables and optimizers for the servers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.script.keras.plan import StepPlan, named
 from thinwire.script.keras.step import inner
 
-#: Variables of a Keras optimizer without slots: the count of its steps and its learning rate.
+#: Number of variables of a Keras optimizer that has no slots (moments): the count of its steps and
+#: its learning rate.
 _WITHOUT_SLOTS = 2
 
 
@@ -35,18 +36,19 @@ def make_offer(
     num_examples: int | None,
     batch_size: int | None,
 ) -> Offer:
-    """Return the offer of a model that is about to take its first step.
+    """Return the offer (description for the PS) of a model before its first step in a phase.
 
     Args:
-        shared: The model whose variables are offered.
-        plan: The optimizers of one step of the script, and the variables that each one steps.
-        method: The run's method.
+        shared: Shared variables of the model, with their paths.
+        plan: Optimizers of one step of the script, and the variables that each optimizer steps.
+        method: Training method of the run.
         first_batches: For each optimizer, the batch count that its schedule begins with.
-        num_examples: Examples in the whole training set; None if the size is unknown.
-        batch_size: Rows in one step of the script without Thinwire; None if unknown.
+        num_examples: Number of examples in the whole training set; None if the size is unknown.
+        batch_size: Number of rows in one step of the script without Thinwire; None if unknown.
 
     Raises:
-        ConfigurationError: The PS steps, and cannot build an optimizer or a constraint.
+        ConfigurationError: The PS must step with the script's optimizers, but it cannot build an
+            optimizer or a constraint.
     """
     paths = {id(v): t.path for v, t in zip(shared.variables, shared.spec.tensors, strict=True)}
     moved = {id(variable) for variable in plan.variables} - {
@@ -88,11 +90,12 @@ def make_offer(
 
 
 def _has_slots(optimizer: Any, offer: OptimizerOffer, variables: Sequence[Any]) -> bool:
-    """Return whether a script has set slots of an optimizer that has counted no steps."""
+    """Return True if a script has set slots (moments) of an optimizer that has not stepped yet."""
     if not optimizer.built or len(optimizer.variables) <= _WITHOUT_SLOTS:
         return False
     # OwnSlots creates variables, and TensorFlow traces a step a second time if the step creates
-    # variables. A trace belongs to one thread, so the variables are created in another thread.
+    # variables. A trace belongs to one thread, so a second thread creates the variables of OwnSlots
+    # outside of the trace.
     with futures.ThreadPoolExecutor(1) as outside:
         return outside.submit(
             lambda: not OwnSlots(optimizer, offer, variables).are_initial
@@ -100,10 +103,10 @@ def _has_slots(optimizer: Any, offer: OptimizerOffer, variables: Sequence[Any]) 
 
 
 def _owners(shared: SharedModel, plan: StepPlan) -> list[tuple[Any, list[Any]]]:
-    """Return each optimizer with the shared variables that it steps, in order.
+    """Return each optimizer with the shared variables that it steps, in the plan's order.
 
-    W_global may list shared variables that no optimizer steps. The first optimizer owns them, and
-    the offer lists them as unused.
+    W_global may list shared variables that no optimizer steps. These variables are returned with
+    the first optimizer, and the offer lists them as unused.
     """
     owner = {id(v): number for number, step in enumerate(plan.steps) for v in step.variables}
     owners: list[tuple[Any, list[Any]]] = [(step.optimizer, []) for step in plan.steps]
@@ -119,10 +122,10 @@ def _owners(shared: SharedModel, plan: StepPlan) -> list[tuple[Any, list[Any]]]:
 
 
 def _loss_scale(described: Sequence[DescribedOptimizer], plan: StepPlan) -> LossScale | None:
-    """Return the dynamic loss scale of the step's only optimizer, or None without a loss scale.
+    """Return the dynamic loss scale of a step's only optimizer; None if the loss is not scaled.
 
     Raises:
-        ConfigurationError: One of several optimizers scales its loss.
+        ConfigurationError: The step has several optimizers, and one of them scales its loss.
     """
     scales = [description.loss_scale for description in described]
     if len(scales) > 1 and any(scales):
@@ -139,7 +142,7 @@ def _loss_scale(described: Sequence[DescribedOptimizer], plan: StepPlan) -> Loss
 
 
 def sgd_momentum(optimizer: Any) -> float:
-    """Return the momentum of a compiled plain SGD, which a method may apply itself; else 0."""
+    """Return the momentum of a plain SGD, which a method may apply; 0 for other optimizers."""
     if type(optimizer) is not keras.optimizers.SGD or optimizer.nesterov:
         return 0.0
     return float(optimizer.momentum)

@@ -1,10 +1,10 @@
-"""Detect what a script sets in the state of its optimizers, between two fits or during training.
+"""Detect optimizer state that a script sets itself, between two fits or during training.
 
-If the PS steps, the slots of the script's own optimizer are a copy. The run writes the copy at the
-end of each `fit`, and reads it only when a phase begins. Slots that a script sets between two fits
-are detected by their values at the next `fit`, and a phase then begins with these slots. During
-training the copy is outdated and no code reads it. An assignment to the copy would be lost
-silently, so the assignment is refused with an error.
+If the PS steps, the slots (moments) of the script's own optimizer are only a copy of the PS's
+slots. Thinwire writes this copy at the end of each `fit`, and reads it only when a new phase of the
+run begins. Slots that a script sets between two fits are detected by their values at the next
+`fit`, and a phase then begins with the script's slots. During training the copy is outdated. An
+assignment to the outdated copy would be lost silently, so the assignment is refused with an error.
 """
 
 from __future__ import annotations
@@ -17,32 +17,37 @@ from thinwire.ops.types import ConfigurationError
 
 
 class OptimizerStates:
-    """Digests of the values that the run last wrote to optimizer variables."""
+    """Digests of the values that Thinwire last wrote to the script's optimizer variables."""
 
     def __init__(self) -> None:
-        self._known: dict[int, bytes] = {}  # id of a variable -> digest of its values
-        self._assigned: set[int] = set()  # ids of variables assigned since the end of the last fit
+        self._known: dict[int, bytes] = {}  # id of a variable -> digest of its recorded values
+        # Ids of variables that the script has assigned to since the last call of `note`.
+        self._assigned: set[int] = set()
 
     def note(self, variables: Iterable[Any]) -> None:
-        """Record the present values as the run's values; the variables must outlive this object."""
+        """Record the variables' present values as the values of the run.
+
+        Args:
+            variables: Optimizer variables; they must outlive this object.
+        """
         self._known = {id(variable): _digest(variable) for variable in variables}
         self._assigned.clear()
 
     def forget(self) -> None:
-        """Forget all digests: training changes the values, or a `fit` that failed has."""
+        """Forget the digests of all variables, because training changes or has changed them."""
         self._known.clear()
         self._assigned.clear()
 
     def note_assignment(self, variable: Any) -> None:
-        """Note that the script assigns to a variable, even if the value stays equal."""
+        """Note that the script assigns to a variable, even if it assigns an equal value."""
         self._assigned.add(id(variable))
 
     def was_assigned(self, variable: Any) -> bool:
-        """Return whether the script has assigned to a variable since the last call of `note`."""
+        """Return True if the script has assigned to a variable since the last call of `note`."""
         return id(variable) in self._known and id(variable) in self._assigned
 
     def differs(self, variable: Any) -> bool:
-        """Return whether a variable's values differ from the values at the last call of `note`."""
+        """Return True if a variable's values differ from the values at the last call of `note`."""
         known = self._known.get(id(variable))
         return known is not None and known != _digest(variable)
 
@@ -53,7 +58,12 @@ def _digest(variable: Any) -> bytes:
 
 
 def refuse_assignment(variable: Any, optimizer: str, in_fit: bool) -> None:
-    """Refuse to set a variable of an optimizer while the run holds the optimizer's state.
+    """Reject an assignment to an optimizer's variable while the PS holds the optimizer's state.
+
+    Args:
+        variable: Optimizer variable that the script has assigned to.
+        optimizer: Name of the optimizer, for the error message.
+        in_fit: True within a `fit`; False within a custom training loop.
 
     Raises:
         ConfigurationError: Always.

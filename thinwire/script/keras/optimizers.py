@@ -1,4 +1,4 @@
-"""The optimizers of a script that step in the run, and the exchange steps that replace them."""
+"""The optimizers of a script that step in the run, and the exchanges that replace their steps."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ if TYPE_CHECKING:
 def settings_with_momentum(
     args: Any, keywords: Mapping[str, Any], optimizer: Any
 ) -> ScriptSettings:
-    """Return a script's settings, with the compiled optimizer's momentum if the method has one.
+    """Return a script's settings, with the momentum of its compiled optimizer.
+
+    The function is used only if flags define the server's model and optimizer.
 
     Args:
-        args: The script's arguments; `thinwire.script.settings` documents the accepted forms.
-        keywords: Further flags by name.
-        optimizer: Compiled optimizer of the script, on a worker whose server has its optimizer
-            from flags.
+        args: Arguments of the script; `thinwire.script.settings` documents the accepted forms.
+        keywords: Flags by name, in addition to `args`.
+        optimizer: Optimizer that the script has compiled its model with.
 
     Raises:
-        ConfigurationError: A setting of the optimizer would have no effect.
+        ConfigurationError: A setting of the compiled optimizer would have no effect.
     """
     chosen = read_settings(args, keywords, type_node="Worker")
     momentum = momentum_of(optimizer)
@@ -58,18 +59,19 @@ def settings_with_momentum(
 
 
 class ScriptOptimizers:
-    """The exchange steps that replace the optimizers of one model's script.
+    """The `ExchangeStep` objects that replace the steps of a script's optimizers.
 
     Attributes:
-        compiled: Exchange step of the model's compiled optimizer; None before `compile`.
-        stepping: Exchange steps of all optimizers of the present phase, in the order of the offer.
-        sequence: Positions in `stepping`, in the order of the calls in one train_step.
+        compiled: Replacement of the model's compiled optimizer; None before `compile`.
+        stepping: Replacements of all optimizers that step in the run now, in the order of the offer
+            (the model's description for the PS).
+        sequence: Positions in `stepping`, in the order of the optimizers' calls in one train_step.
 
     Args:
-        member: The model's place in the run.
-        owner: The worker session that exchanges for the steps.
-        settings_for: Takes the compiled optimizer and returns the script's settings; called if the
-            server has its optimizer from flags.
+        member: Settings, session and barriers of the model in its run.
+        owner: The model's session, which exchanges with the PS.
+        settings_for: Takes the compiled optimizer and returns the script's settings; called if
+            flags define the server's optimizer.
     """
 
     def __init__(
@@ -79,31 +81,33 @@ class ScriptOptimizers:
         self.stepping: list[ExchangeStep] = []
         self.sequence: list[int] = []
         self._member, self._owner, self._settings_for = member, owner, settings_for
-        self._stand_ins: dict[int, ExchangeStep] = {}  # id of every optimizer seen -> its step
-        self._clocks: dict[ExchangeStep, RunClock] = {}  # clocks of optimizers with a schedule
+        # id of an optimizer that steps or has stepped in the run -> its replacement.
+        self._stand_ins: dict[int, ExchangeStep] = {}
+        # Replacement of an optimizer with a schedule -> batch count that the schedule is read at.
+        self._clocks: dict[ExchangeStep, RunClock] = {}
         self._states = OptimizerStates()
         self._has_warned_of_flags = False
 
     def stand_in(self, optimizer: Any) -> ExchangeStep:
-        """Return the exchange step of an optimizer; create the step at the first call."""
+        """Return the replacement of an optimizer's steps; create it if the optimizer has none."""
         stand_in = self._stand_ins.get(id(optimizer))
         if stand_in is None:
             stand_in = self._stand_ins[id(optimizer)] = ExchangeStep(optimizer, self._owner)
         return stand_in
 
     def has(self, optimizer: Any) -> bool:
-        """Return whether an optimizer has an exchange step."""
+        """Return True if exchanges replace the steps of an optimizer."""
         return id(optimizer) in self._stand_ins
 
     def are_in(self, tracked: Collection[int]) -> bool:
-        """Return whether the ids `tracked` contain one of the optimizers of the run."""
+        """Return True if the ids `tracked` contain the id of an optimizer that steps in the run."""
         steps = self._stand_ins.values()
         return any(
             id(optimizer) in tracked for step in steps for optimizer in (step.optimizer, step.inner)
         )
 
     def prepare(self) -> None:
-        """Create the exchange step of the optimizer that the model is compiled with now."""
+        """Replace the steps of the optimizer that the model is compiled with now."""
         member, step = self._member, self.compiled
         optimizer = getattr(member.model, "optimizer", None)
         if optimizer is None:
@@ -116,17 +120,22 @@ class ScriptOptimizers:
         if not member.is_offered:
             member.settings = self._settings_for(optimizer)
         self.compiled = self.stand_in(optimizer)
-        if member.session is not None and not member.is_offered:  # no phase sets `stepping` then
+        # If flags define the server's model, `take` is never called to set `stepping`.
+        if member.session is not None and not member.is_offered:
             self.stepping = [self.compiled]
 
     def build_compiled(self) -> None:
-        """Create the variables of the compiled optimizer, if the model's variables exist."""
+        """Create the compiled optimizer's variables (moments), if the model's variables exist."""
         model = self._member.model
-        if self.compiled is not None and is_built(model):  # else variables would be missing
+        if self.compiled is not None and is_built(model):  # an unbuilt model lacks variables
             self.compiled.build(model.trainable_variables)
 
     def take(self, plan: StepPlan) -> None:
-        """Let the optimizers of a plan step in the present phase, and build these optimizers."""
+        """Let the planned optimizers step in the run, and create their variables.
+
+        Args:
+            plan: Optimizers of one step, and the variables that each optimizer steps.
+        """
         self.stepping = []
         for number, planned in enumerate(plan.steps):
             step = self.stand_in(planned.optimizer)
@@ -135,7 +144,7 @@ class ScriptOptimizers:
             self.stepping.append(step)
 
     def take_compiled(self) -> None:
-        """Let only the compiled optimizer step."""
+        """Let only the model's compiled optimizer step in the run."""
         if self.compiled is not None:
             self.stepping = [self.compiled]
 
@@ -153,11 +162,15 @@ class ScriptOptimizers:
     # -- variables of each optimizer --------------------------------------------------------------
 
     def check_step(self, step: ExchangeStep, variables: Sequence[Any]) -> None:
-        """Reject variables that the run does not share, or that another optimizer steps.
+        """Reject a step if the PS expects other variables from the optimizer.
+
+        Args:
+            step: Replacement of the optimizer that is about to step.
+            variables: Variables that the optimizer is called with.
 
         Raises:
-            ConfigurationError: The variables differ from the offered ones, or the optimizer is not
-                part of the run.
+            ConfigurationError: The variables differ from the variables that the PS knows for the
+                optimizer, or the optimizer is not part of the run.
         """
         session = self._member.joined
         check_same_variables(session.shared.variables, variables)
@@ -169,17 +182,18 @@ class ScriptOptimizers:
             )
 
     def refuse_step(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Reject an optimizer that would train some of the model's variables on this worker alone.
+        """Reject an optimizer that would train shared variables on this worker alone.
 
         Raises:
-            ConfigurationError: The optimizer steps one of the model's shared variables.
+            ConfigurationError: The optimizer is not part of the run, but it steps a variable that
+                all workers train.
         """
         member = self._member
         if member.session is not None:
             shared = member.session.shared.variables
             if not W_global:
                 shared = [*shared, *member.model.trainable_variables]
-        else:  # the model has not joined: W_global may still list variables of another model
+        else:  # before the model joins, W_global may list variables of the script's other models
             trainable = {id(variable): variable for variable in member.model.trainable_variables}
             listed = [trainable[id(variable)] for variable in W_global if id(variable) in trainable]
             shared = listed or list(trainable.values())
@@ -188,26 +202,28 @@ class ScriptOptimizers:
     # -- state that the script sets ---------------------------------------------------------------
 
     def note_states(self) -> None:
-        """Record the optimizers' present state as the run's state, at the end of a `fit`."""
+        """Record the optimizers' state at the end of a `fit`, to detect changes by the script."""
         self._states.note(self._kept_by_run)
 
     def forget_states(self) -> None:
-        """Forget the recorded state: the `fit` that begins changes the optimizers."""
+        """Forget the recorded optimizer state, because training changes this state."""
         self._states.forget()
 
     @property
     def are_set_by_script(self) -> bool:
-        """True if the script has set state that the run keeps, since the end of the last `fit`.
+        """True if the script has set state of an optimizer since the end of the last `fit`.
+
+        Only state that the PS or a codec holds during training counts.
 
         Raises:
-            ConfigurationError: The run cannot take over the state.
+            ConfigurationError: The run cannot take over the state that the script has set.
         """
         run_variables = self._kept_by_run
         has_changed = any(self._states.differs(variable) for variable in run_variables)
         if not self.takes_momentum:
             return has_changed
-        # The codec applies the momentum, so the optimizer's slots stay 0 in any case. Only an
-        # assignment of zeros can be honored: the codec then restarts without momentum.
+        # The worker's codec applies the momentum, so the optimizer's momentum slots are always 0.
+        # The script can only assign zeros to these slots: the codec then restarts without momentum.
         counts = {id(step.inner._iterations) for step in self.stepping}
         slots = [variable for variable in run_variables if id(variable) not in counts]
         assigned = [variable for variable in slots if self._states.was_assigned(variable)]
@@ -231,7 +247,7 @@ class ScriptOptimizers:
         ]
 
     def _is_run_s(self, step: ExchangeStep, variable: Any) -> bool:
-        """Return whether the run, not this worker, has the valid value of an optimizer variable."""
+        """Return True if the PS or a codec holds the valid value of an optimizer's variable."""
         if not self._member.takes_weights:
             return True
         is_count = variable is step.inner._iterations
@@ -243,11 +259,12 @@ class ScriptOptimizers:
         """Note that the script assigns to a variable, if the variable belongs to an optimizer.
 
         Args:
-            variable: Any Keras variable.
+            variable: Any Keras variable of the process.
             is_training: True if the run trains this model at this moment.
 
         Raises:
-            ConfigurationError: The run holds the variable's value, so the assignment would be lost.
+            ConfigurationError: The PS holds the variable's value during training, so the assignment
+                would be lost.
         """
         for step in self.stepping:
             if not any(variable is owned for owned in step.state):
@@ -272,13 +289,13 @@ class ScriptOptimizers:
     # -- rates, schedules and the loss scale ------------------------------------------------------
 
     def begin_clocks(self, method: Method) -> tuple[int, ...]:
-        """Attach a clock to each schedule, so that the schedule is read at the run's batch count.
+        """Let each learning-rate schedule be read at the run's batch count.
 
         Args:
-            method: The run's method.
+            method: Training method of the run.
 
         Returns:
-            For each optimizer that steps, the count that its schedule begins the phase with.
+            For each optimizer that steps, the batch count that its schedule begins with.
         """
         reads_own_count = method.steps_on_workers and method.schedule_clock == "steps"
         firsts = []
@@ -295,14 +312,14 @@ class ScriptOptimizers:
         return tuple(firsts)
 
     def clock_of(self, step: ExchangeStep) -> RunClock | None:
-        """Return the clock of an optimizer's schedule; None if the run has no count for it."""
+        """Return the clock (the run's batch count) of an optimizer's schedule; None without one."""
         return self._clocks.get(step)
 
     def advance(self, session: Session) -> Int64:
-        """Return the schedule counts of all optimizers that step, after an exchange.
+        """Return the batch counts at which schedules are read, after an exchange.
 
         Returns:
-            [k] int64, in the order of `stepping`; a graph assigns the counts to the clocks.
+            [k] int64 counts of the k optimizers in `stepping`; 0 for an optimizer without a clock.
         """
         counts = []
         for number, step in enumerate(self.stepping):
@@ -313,21 +330,23 @@ class ScriptOptimizers:
         return np.array(counts, np.int64)
 
     def start(self, session: Session) -> None:
-        """Take over the schedule counts and the loss scale of the run that this worker joined."""
+        """Take over the schedules' batch counts and the loss scale from a run after joining it."""
         for step, count in zip(self.stepping, self.advance(session), strict=True):
             if (clock := self.clock_of(step)) is not None:
                 clock.go_on(int(count))
             step.assign_scale(session.loss_scale)
 
     def note_rates(self) -> None:
-        """Record the present learning rates as the rates that the phase begins with."""
+        """Record the optimizers' present learning rates as the rates that the PS begins with."""
         for step in self.stepping:
             step.known_rate = 0.0 if step.rate is None else float(step.rate.numpy())
 
     def follow_rate(self, session: Session) -> None:
-        """Adopt the PS's learning rate, which another worker or an earlier start may have set.
+        """Adopt the PS's learning rate when this worker joins a run that has taken steps already.
 
-        If this script has set a rate since `compile`, the script's rate is sent to the PS instead.
+        Another worker, or an earlier start of the run, may have set the PS's rate. If this script
+        has set a rate since `compile`, the PS's rate is not adopted, and the script's rate is sent
+        to the PS.
         """
         if session.takes_weights or len(self.stepping) > 1 or not session.part.core.versions[0]:
             return
@@ -336,7 +355,7 @@ class ScriptOptimizers:
             step.adopt_rate(session.part.core.learning_rate)
 
     def adopt_rate(self, session: Session) -> None:
-        """Adopt the server's learning rate, unless the script has set a rate since `compile`."""
+        """Adopt the server's rate (from flags), unless the script has set one since `compile`."""
         step = self.compiled
         if step is None or step.rate is None:
             return

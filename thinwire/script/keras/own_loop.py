@@ -1,4 +1,4 @@
-"""A training loop of the script itself, or a loop of train_on_batch, over all of its steps."""
+"""A custom training loop of a script, or a loop of calls of train_on_batch, in a run."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from thinwire.script.keras.succession import Succession
 
 
 class OwnLoop:
-    """A training loop that begins with its first step and ends with the script.
+    """A custom training loop, which begins with its first step and ends with the script.
 
     Args:
-        member: The model's place in the run.
-        optimizers: The script's optimizers.
-        succession: The order of the script's models.
+        member: Settings, session and barriers of the model in its run.
+        optimizers: Optimizers of the script.
+        succession: Relation of the model to the other models of the script.
         joining: Joins the run again after a `fit`.
-        phases: The script's phases.
-        exchange: The exchange of the steps.
-        central: Access to the weights and the optimizer state on the shards.
+        phases: Begins a new phase of the run when the script's model has changed.
+        exchange: Pushes and pulls in each step.
+        central: Loads the shards' weights and optimizer state.
     """
 
     def __init__(
@@ -50,15 +50,16 @@ class OwnLoop:
         self._exchange, self._central = exchange, central
 
     def begin(self) -> bool:
-        """Begin the loop at its first step, and join the run again after a `fit`.
+        """Begin the training loop at its first step, and join the run again after a `fit`.
 
-        Does nothing within a `fit`, whose steps belong to no loop.
+        Within a `fit` the method does nothing, because the steps of a `fit` belong to no loop.
 
         Returns:
-            True if joining again has changed the model's weights.
+            True if joining the run again has changed the model's weights.
 
         Raises:
-            ConfigurationError: The server's model and optimizer come from its flags.
+            ConfigurationError: Flags define the server's model and optimizer, so the server
+                supports no loops.
         """
         if self._member.in_fit:
             return False
@@ -88,11 +89,11 @@ class OwnLoop:
 
     @contextlib.contextmanager
     def on_batch(self) -> Iterator[None]:
-        """Prepare one call of Keras' train_on_batch, and raise its errors.
+        """Prepare one call of Keras' train_on_batch, and raise the error of a failed exchange.
 
         Raises:
-            ConfigurationError: The server's model and optimizer come from its flags, or the batch
-                does not fit the model.
+            ConfigurationError: Flags define the server's model and optimizer, or the batch does not
+                fit the model.
         """
         self.begin()
         self._optimizers.prepare()
@@ -107,10 +108,10 @@ class OwnLoop:
                 raise
 
     def refresh(self, with_slots: bool) -> None:
-        """Load the shards' present weights into the model, between two steps of a loop.
+        """Load the shards' present weights into the model, between two steps of a training loop.
 
         Args:
-            with_slots: True to load the optimizers' slots too.
+            with_slots: True to load the PS's optimizer state into the script's optimizers, too.
         """
         member, session = self._member, self._member.session
         if session is None or member.in_fit or not member.in_loop or self._exchange.has_failed:

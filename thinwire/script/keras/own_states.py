@@ -1,9 +1,9 @@
-"""Detect variables that a run does not share but that training changes.
+"""Detect variables that training changes although the workers do not share them.
 
-An evaluator runs the script from its start and trains nothing, so its copies of unshared variables
-keep their first values. Examples are a loss weight that grows, a teacher that follows the model,
-and a codebook. Unshared variables may be anywhere in the script, so all variables of the process
-are compared. Left out are variables that an evaluation does not read: states of optimizers,
+An evaluator runs the script from its start and trains nothing, so its unshared variables keep their
+first values. Examples of unshared variables are a loss weight that grows, a teacher that follows
+the model, and a codebook. Unshared variables may be anywhere in the script, so all variables of the
+process are compared. Variables that an evaluation does not read are left out: states of optimizers,
 metrics and random number generators, and Thinwire's own variables.
 """
 
@@ -19,10 +19,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-#: Entries that are compared of a variable; a larger variable is compared at evenly spaced entries.
-#: Training that changes one entry of a variable changes most entries.
+#: Largest number of entries of a variable that are compared. A larger variable is compared at
+#: evenly spaced entries, because training that changes one entry changes most entries.
 _MOST_COMPARED = 1_000_000
-#: Keras' name for the state of a random number generator, such as the generator of Dropout.
+#: Keras' name of the variable with a random number generator's state, for example in Dropout.
 _RANDOM_STATE = "seed_generator_state"
 #: Names in the code of a loss or a metric that show that the code reads an optimizer.
 _OPTIMIZER_NAMES = frozenset({"optimizer", "opt", "learning_rate", "iterations"})
@@ -31,7 +31,7 @@ OWN_PREFIX = "thinwire_"
 
 
 class OwnStates:
-    """The values that unshared variables had at the first `fit`, for comparison with later ones."""
+    """Checksums of unshared variables at the first `fit`, to detect changes during training."""
 
     def __init__(self) -> None:
         # id of a variable -> the variable, and the checksum of its value at the first `fit`.
@@ -39,17 +39,18 @@ class OwnStates:
 
     @property
     def has_begun(self) -> bool:
-        """True if the first value of any variable is recorded."""
+        """True if the values of unshared variables have been recorded."""
         return bool(self._first)
 
     def begin(self, model: keras.Model, shared: Iterable[Any]) -> None:
-        """Record the present values of a model's variables and all other variables of the process.
+        """Record the present values of all unshared variables of the process.
 
-        A variable that is already recorded keeps its first value, because the evaluator has that.
+        A variable that is recorded already keeps its first recorded value, because the evaluator
+        has the first value, too.
 
         Args:
-            model: The model that the `fit` trains.
-            shared: Variables that an evaluator gets from the run.
+            model: Keras model that the `fit` trains.
+            shared: Variables that an evaluator loads from the shards; they are not recorded.
         """
         left_out = {id(variable) for variable in shared}
         for variable in (*model.non_trainable_weights, *of_process()):
@@ -58,10 +59,10 @@ class OwnStates:
                 self._first[id(variable)] = weakref.ref(variable), _checksum(variable)
 
     def changed(self, shared: Iterable[Any]) -> list[str]:
-        """Return the paths of the variables whose values differ from their first values.
+        """Return the paths of the unshared variables that differ from their first recorded values.
 
         Args:
-            shared: Variables that an evaluator gets from the run in the present `fit`.
+            shared: Variables that an evaluator loads from the shards in the present `fit`.
         """
         left_out, changed = {id(variable) for variable in shared}, []
         for number, (reference, before) in list(self._first.items()):
@@ -106,13 +107,15 @@ def _path(variable: Any) -> str:
 
 
 def reads_optimizer(model: Any) -> bool:
-    """Return whether a loss or a metric may read the optimizer, which steps only on the workers.
+    """Return True if a loss or a metric of a model may read an optimizer.
 
-    A metric that shows the learning rate reads the optimizer. So does a loss whose weight grows
-    with `iterations`. The check looks for names in their code and does not run the code.
+    For example, a metric may show the learning rate, or the weight of a loss may grow with
+    `iterations`. An evaluator has the wrong values, because optimizers step only on the workers and
+    the PS. The check looks for names like "optimizer" in the code of losses and metrics and does
+    not run the code.
 
     Args:
-        model: A Keras model, compiled or not.
+        model: Keras model, compiled or not.
     """
     loss, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
     functions = [
@@ -124,7 +127,7 @@ def reads_optimizer(model: Any) -> bool:
 
 
 def _names(given: Any) -> set[str]:
-    """Return the names in the code of a function, or in the methods of a script's class."""
+    """Return the names in the code of a function, or of a script's loss or metric class."""
     if isinstance(given, keras.losses.Loss | keras.Metric):
         methods = [] if type(given).__module__.startswith("keras.") else vars(type(given)).values()
         functions = [*methods, getattr(given, "fn", None), getattr(given, "_fn", None)]

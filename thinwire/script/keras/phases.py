@@ -1,7 +1,8 @@
-"""Phases of a script: a phase begins whenever a script's model differs from the run's model.
+"""Phases of a script: a phase is a part of the run in which model and optimizers stay the same.
 
-A phase begins before the first step of a `fit`, or after its last callback. One script offers its
-model to the servers, and all workers take over that model.
+A new phase begins whenever a script's model differs from the run's model: before the first step of
+a `fit`, or after the last callback of a `fit`. One script then offers its model to the servers (it
+sends them the model's description and weights), and all workers take over the offered model.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from thinwire.worker.script import RECORD
 
 
 class Phases:
-    """The phases of one model's script.
+    """Begins the phases of a run in which one model of a script is trained.
 
     Args:
-        member: The model's place in the run.
-        optimizers: The script's optimizers.
-        trial: The trial of the model's train_step.
-        joining: Makes the sessions and joins the run.
-        evaluations: Receives a report of each `fit`.
-        stop: The early stop of the present `fit`.
+        member: Settings, session and barriers of the model in its run.
+        optimizers: Optimizers of the script.
+        trial: Trial of the model's train_step, which shows the optimizers before the first step.
+        joining: Creates the sessions with the servers and joins the run.
+        evaluations: Reports the start of each `fit` to the evaluator.
+        stop: Agrees with the other scripts on an early end of a `fit`.
     """
 
     def __init__(
@@ -52,17 +53,18 @@ class Phases:
         self._member, self._optimizers, self._trial = member, optimizers, trial
         self._joining, self._evaluations, self._stop = joining, evaluations, stop
         self._awaits_step = self._is_traced_anew = False
-        self._offers = False  # True if this script offers the model that the next phase begins with
+        self._offers = False  # True if this script offers the model of the phase that begins
         self._trained: list[int] = []  # ids of the trainable variables at the start of the phase
-        self._seeded: dict[int, Any] = {}  # id -> variable that has this worker's seed already
+        # id of a variable -> variable of a random layer that has this worker's seed already.
+        self._seeded: dict[int, Any] = {}
 
     def prepare_fit(self) -> None:
-        """Replace the optimizer that has been compiled since the previous `fit`."""
+        """Replace the steps of an optimizer that was compiled since the previous `fit`."""
         self._is_traced_anew = self._member.model.train_function is None
         self._optimizers.prepare()
 
     def begin(self) -> None:
-        """Join before the first step of a `fit` or a loop, or let the first step join."""
+        """Join the run before the first step of a `fit` or a loop, or let the first step join."""
         member = self._member
         if self._trial.is_standard:
             self._optimizers.build_compiled()
@@ -74,7 +76,7 @@ class Phases:
                 self._await_step()
             else:
                 self._go_on(self._joining.again())
-        elif member.succeeds:  # the run has ended, and this model keeps its own weights
+        elif member.succeeds:  # the run has ended: this model keeps its own weights
             self._await_step()
         elif not member.stopped:
             self._optimizers.forget_states()
@@ -82,40 +84,43 @@ class Phases:
                 self._joining.join()
             else:
                 self._joining.join_by_flags()
-            if member.in_fit:  # else the workers that join first would share the first rounds alone
+            # Without this wait the workers that join first would take the first rounds of a `fit`
+            # without the workers that join later.
+            if member.in_fit:
                 member.wait_for_others("begin-joined")
             self._evaluations.report_fit()
 
     def note_end(self) -> None:
-        """Record the optimizers' state at the end of a `fit`, to detect later assignments."""
+        """Record the optimizers' state at the end of a `fit`, to detect changes by the script."""
         self._optimizers.note_states()
 
     def note_failure(self) -> None:
-        """Forget the optimizers' state after a `fit` that failed: the state is not the run's."""
+        """Forget the recorded optimizer state after a failed `fit`, which has changed the state."""
         self._optimizers.forget_states()
 
     def end(self) -> None:
-        """Begin a phase with weights that a callback has set at the end of `fit`."""
+        """Begin a phase if a callback has changed weights or the model at the end of a `fit`."""
         member = self._member
         if not member.stopped and self._wait_for_change("left"):
             self._go_on(self._joining.again())
 
     @property
     def begins_with_step(self) -> bool:
-        """True if the next step begins a phase, because the step shows what is offered."""
+        """True if the next step begins a phase: only that step shows the variables to offer."""
         return self._member.session is None or self._awaits_step
 
     def begin_with(self, plan: StepPlan) -> bool:
-        """Join, or begin a phase, when the optimizers of the step are known.
+        """Join the run, or begin a phase, with the optimizers of the first step.
 
         Args:
-            plan: The optimizers of one step, and their variables.
+            plan: Optimizers of one step, and the variables that each optimizer steps.
 
         Returns:
-            True if joining has changed the model's weights.
+            True if joining the run has changed the model's weights.
 
         Raises:
-            ConfigurationError: The model cannot be shared, or the PS cannot step like the script.
+            ConfigurationError: The model cannot be trained in a run, or the PS cannot take the
+                steps that the script takes without Thinwire.
         """
         member, model = self._member, self._member.model
         shared = SharedModel.of(model, member.is_offered, plan.variables)
@@ -136,7 +141,7 @@ class Phases:
         return not np.array_equal(before, session.weights)
 
     def _join_first(self, session: Session) -> None:
-        """Join the run for the first time, and wait for the other scripts."""
+        """Join the run for the first time, and wait for the other workers' scripts."""
         member = self._member
         member.session, member.has_place = session, True
         self._joining.join()
@@ -148,7 +153,7 @@ class Phases:
             settings.run, session.own.id_worker, part.run_id, self._stop.stop
         )
         RECORD.at_end(member.leave_at_end)
-        # A loop waits for the other scripts only in a run of `thinwire run`.
+        # A custom training loop waits for the other scripts only if `thinwire run` started them.
         if member.in_fit or settings.is_launched:
             member.take_end(member.barriers.begin_run(settings.is_launched))
         if not (member.stopped or member.catch_up.is_behind):
@@ -160,11 +165,14 @@ class Phases:
         self._seed_apart(session.own.id_worker)
 
     def _wait_for_change(self, where: str) -> bool:
-        """Wait until all scripts have begun or ended this `fit`, and compare their models.
+        """Wait until all scripts have begun or ended the current `fit`, and compare their models.
+
+        Args:
+            where: "begin" before the first step of the `fit`, "left" after its last callback.
 
         Returns:
-            True if the model of some script differs from the run's: the script has set weights, or
-            changed the model by `compile` or `trainable`.
+            True if the model of a script differs from the run's model: the script has set weights,
+            or changed the model by `compile` or `trainable`.
         """
         member = self._member
         if member.session is None or member.barriers is None:
@@ -181,12 +189,12 @@ class Phases:
         return opening is not None and opening.changes
 
     def _await_step(self) -> None:
-        """Let the first step of the `fit` begin the phase, because the step shows the model."""
+        """Let the first step of a `fit` begin the phase, because it shows the variables."""
         self._awaits_step = True
         self._trial.before_first(self.begin_with)
 
     def _go_on(self, session: Session) -> None:
-        """Begin the phase: the offering script joins first, then all other scripts join."""
+        """Begin a phase: the script that offers its model joins first, then all other scripts."""
         member, self._awaits_step = self._member, False
         where = "" if member.barriers is None else member.barriers.where
         member.go_on_as(session)
@@ -202,14 +210,14 @@ class Phases:
             self._optimizers.forget_states()
             self._evaluations.report_fit()
         else:
-            self._optimizers.note_states()  # the phase began with this state of the optimizers
+            self._optimizers.note_states()  # the phase began with this optimizer state
         self._seed_apart(session.own.id_worker)
 
     def _seed_apart(self, id_worker: int) -> None:
-        """Seed the random layers by worker, once for each variable, so that workers draw apart.
+        """Seed the model's random layers by worker, once for each layer.
 
-        The launcher seeds all scripts alike, so Dropout would otherwise draw the same noise on all
-        workers.
+        The launcher gives all scripts the same seed. Without a seed by worker, Dropout would draw
+        the same noise on all workers.
         """
         variables = self._member.model.non_trainable_variables
         seed_apart(

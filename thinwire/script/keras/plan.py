@@ -1,8 +1,8 @@
-"""Find which optimizers of a script step which variables, before the first step is taken.
+"""Find out which optimizers of a script step which variables, before the first step is taken.
 
-A PS gets all optimizers in the one offer that begins a run, and a train_step may have several. So
-the train_step is traced, or called, once in advance, while a recorder replaces the optimizers'
-steps.
+A PS gets all optimizers in one offer (the description of a script's model) before the first step,
+and a train_step may call several optimizers. So Thinwire traces or calls the train_step once in
+advance, while a recorder replaces the optimizers' steps.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from absl import logging
 from thinwire.ops.methods.method import Method
 from thinwire.ops.types import ConfigurationError
 
-Pairs = Sequence[tuple[Any, Any]]  # (gradient or None, variable)
+#: Arguments of an optimizer's call: pairs (gradient, variable). A gradient may be None.
+Pairs = Sequence[tuple[Any, Any]]
 
-#: Guards TensorFlow's run_functions_eagerly, which is one setting of the whole process.
+#: Guards TensorFlow's setting run_functions_eagerly, which all threads of the process share.
 _RUNS_EAGERLY = threading.RLock()
 
 
 @dataclasses.dataclass(frozen=True)
 class PlannedStep:
-    """The part of one optimizer in a step: the variables that it steps.
+    """One optimizer of a train_step, and the variables that the optimizer steps.
 
     Attributes:
-        optimizer: The optimizer that the script calls.
-        variables: The variables that the optimizer steps, in the order of the optimizer's calls.
-        without_gradient: Those of `variables` that never get a gradient.
+        optimizer: Keras optimizer that the script calls.
+        variables: Variables that the optimizer steps, in the order of the optimizer's calls.
+        without_gradient: Variables of the optimizer that get no gradient in any of its calls.
         is_uniform: True if every call of the optimizer gets the same variables.
     """
 
@@ -45,12 +46,12 @@ class PlannedStep:
 
     @staticmethod
     def of(optimizer: Any, pairs: Pairs) -> PlannedStep:
-        """Return the planned step of an optimizer that is called with these pairs."""
+        """Return the planned step of an optimizer, given the (gradient, variable) pairs it gets."""
         missing = tuple(variable for gradient, variable in pairs if gradient is None)
         return PlannedStep(optimizer, tuple(variable for _, variable in pairs), missing)
 
     def merged(self, other: PlannedStep) -> PlannedStep:
-        """Return two calls of one optimizer as one planned step."""
+        """Return one planned step for two calls of the same optimizer in a train_step."""
         known_ids, missing_ids = _ids(self.variables), _ids(other.without_gradient)
         never_given = [
             variable for variable in self.without_gradient if id(variable) in missing_ids
@@ -68,18 +69,18 @@ class PlannedStep:
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
-    """The optimizers of a step, in the order of their first calls."""
+    """The optimizers of a train_step, in the order of their first calls."""
 
     steps: tuple[PlannedStep, ...]
 
     @property
     def variables(self) -> list[Any]:
-        """All variables that the step moves, without duplicates."""
+        """All variables that the optimizers step, without duplicates."""
         return list({id(v): v for step in self.steps for v in step.variables}.values())
 
     @property
     def without_gradient(self) -> list[Any]:
-        """The variables that get no gradient from any optimizer."""
+        """The variables for which no optimizer gets a gradient."""
         moved = {
             id(v)
             for step in self.steps
@@ -89,7 +90,7 @@ class StepPlan:
         return [v for v in self.variables if id(v) not in moved]
 
     def _warn_of_own_sums(self) -> None:
-        """Warn of an optimizer whose steps on the workers make their models diverge."""
+        """Warn of an Ftrl optimizer: its steps on the workers let the workers' models diverge."""
         for step in self.steps:
             optimizer = getattr(step.optimizer, "inner_optimizer", step.optimizer)
             if isinstance(optimizer, keras.optimizers.Ftrl):
@@ -101,15 +102,15 @@ class StepPlan:
                 )
 
     def check(self, method: Method, name: str) -> None:
-        """Reject optimizers that a PS cannot step as they step without Thinwire.
+        """Reject optimizers if a PS cannot take the same steps that they take without Thinwire.
 
         Args:
-            method: The run's method.
-            name: The model's name, for messages.
+            method: Training method of the run.
+            name: Name of the model, for error messages.
 
         Raises:
-            ConfigurationError: Two optimizers step one variable, an optimizer gets other variables
-                from call to call, or the method cannot step several optimizers.
+            ConfigurationError: Two optimizers step the same variable, an optimizer gets different
+                variables from call to call, or the method cannot step several optimizers.
         """
         if method.steps_on_workers:
             self._warn_of_own_sums()
@@ -149,15 +150,16 @@ def _ids(variables: Iterable[Any]) -> set[int]:
 
 
 def named(optimizer: Any) -> str:
-    """Return the name of an optimizer in messages: its class and its Keras name."""
+    """Return the name of an optimizer for messages: its class and its Keras name."""
     return f"{type(optimizer).__name__} {optimizer.name!r}"
 
 
 class StepRecorder:
-    """Recorder of the optimizers' calls; replaces all optimizers while a step is tried.
+    """Records the calls of all optimizers, which do not step while a train_step is tried.
 
     Attributes:
-        gradients: All gradients that the optimizers got, in order; empty unless `keeps_gradients`.
+        gradients: All gradients that the optimizers were called with, in order; empty if
+            `keeps_gradients` is false.
     """
 
     def __init__(self, keeps_gradients: bool = False) -> None:
@@ -166,25 +168,25 @@ class StepRecorder:
         self._keeps_gradients = keeps_gradients
 
     def record(self, optimizer: Any, pairs: Pairs) -> None:
-        """Record the call of an optimizer, which does not step."""
+        """Record the call of an optimizer with pairs (gradient, variable)."""
         step, known = PlannedStep.of(optimizer, pairs), self._steps.get(id(optimizer))
         self._steps[id(optimizer)] = step if known is None else known.merged(step)
         if self._keeps_gradients:
             self.gradients.extend(gradient for gradient, _ in pairs)
 
     def plan(self) -> StepPlan:
-        """Return the recorded calls as a plan."""
+        """Return the recorded calls as a plan of the train_step."""
         return StepPlan(tuple(self._steps.values()))
 
 
 def is_built(model: Any) -> bool:
-    """Return whether a model's variables exist."""
+    """Return True if all variables of a model exist."""
     return all(layer.built for layer in model._flatten_layers())
 
 
 @contextlib.contextmanager
 def running_eagerly() -> Iterator[None]:
-    """Run TensorFlow functions eagerly, so that no trace keeps variables which a trial creates."""
+    """Run all `tf.function`s eagerly, so that none of their traces keeps variables of a trial."""
     with _RUNS_EAGERLY:
         before = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
@@ -195,15 +197,15 @@ def running_eagerly() -> Iterator[None]:
 
 
 def try_in_graph(train_step: Callable[[Any], Any], data_spec: Any) -> None:
-    """Trace a train_step for mini-batches of this form; the trace creates missing variables.
+    """Trace a train_step once; the trace creates the model's and optimizers' missing variables.
 
-    No other trace may be under way, because gradients are unavailable within `tf.init_scope`.
-    TensorFlow functions that the train_step calls run inline: a separate trace of a function
-    would keep the variables that the trial creates.
+    The function must not be called within another trace, because gradients are unavailable within
+    `tf.init_scope`. TensorFlow functions that the train_step calls run inline: a separate trace of
+    a function would keep the variables that this trace creates.
 
     Args:
         train_step: The model's train_step.
-        data_spec: Tensor specs of a mini-batch.
+        data_spec: Tensor specs of a mini-batch: shapes and dtypes.
     """
     with running_eagerly():
         tf.function(train_step, autograph=False).get_concrete_function(data_spec)
@@ -212,13 +214,13 @@ def try_in_graph(train_step: Callable[[Any], Any], data_spec: Any) -> None:
 def try_eagerly(
     train_step: Callable[[Any], Any], data: Any, variables: Callable[[], Iterable[Any]]
 ) -> None:
-    """Call a train_step for a mini-batch, then restore the variables that the call has changed.
+    """Call a train_step with a mini-batch, then restore the variables that the call has changed.
 
     Args:
         train_step: The model's train_step.
-        data: The mini-batch.
-        variables: Returns all variables that the train_step may change. A variable that the
-            train_step creates keeps its value.
+        data: Mini-batch for the call.
+        variables: Returns all variables that exist before the call and that the train_step may
+            change. A variable that the train_step creates is not restored.
     """
     before = [(variable, variable.numpy()) for variable in variables()]
     train_step(data)
@@ -227,11 +229,11 @@ def try_eagerly(
 
 
 def before_first_step(model: Any, call: Callable[[Any], object]) -> None:
-    """Let the next call of a model's train_function call `call` first, once.
+    """Let a model's train_function call the function `call` once, before its next step.
 
     Args:
-        model: A Keras model with a train_function.
-        call: Takes the tensor specs of the first batch.
+        model: Keras model with a train_function.
+        call: Takes the tensor specs (shapes and dtypes) of the next mini-batch.
     """
     alone = model.train_function
 
@@ -245,7 +247,11 @@ def before_first_step(model: Any, call: Callable[[Any], object]) -> None:
 
 
 def take_first(iterator: Any) -> tuple[Any, Any]:
-    """Return the tensor specs of an iterator's mini-batches, and an iterator over all of them."""
+    """Return an iterator's tensor specs, and an iterator over all of its mini-batches.
+
+    Args:
+        iterator: TensorFlow iterator, or a Python iterator over mini-batches.
+    """
     if hasattr(iterator, "element_spec"):
         return iterator.element_spec, iterator
     first = next(iterator)

@@ -1,4 +1,4 @@
-"""Reports of a `fit` that a worker sends to the evaluator, which takes no part in the `fit`."""
+"""Reports of a `fit` that a worker sends to the evaluator, which does not train in the `fit`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from thinwire.ops.types import ConfigurationError, ShardLayout
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.evaluations import encode_layouts
 
-#: Longest reported history, in characters: one message must hold the report.
+#: Longest reported Keras History, in characters of JSON, because one message must hold the report.
 _MOST_CHARACTERS = 900_000
 
 
 def describe_fit(
     model: keras.Model, variables: Sequence[Any], layouts: Sequence[ShardLayout]
 ) -> pb.FitBegun:
-    """Return which of a model's weights a run shares, and which shard holds each weight.
+    """Return which weights of a model all workers train, and which shard holds each weight.
 
     Args:
         model: Built Keras model.
-        variables: The shared variables, in order. Variables that are not weights of the model are
-            numbered after the model's weights.
-        layouts: Layouts of all shards.
+        variables: Shared variables, in the order of the offer to the PS. Variables that are not
+            weights of the model are numbered after the model's weights.
+        layouts: Layouts of all shards: which parts of the variables each shard holds.
     """
     weights = model.weights
     numbers = {id(weight): number for number, weight in enumerate(weights)}
@@ -38,13 +38,13 @@ def describe_fit(
 
 
 def variables_of(fit: pb.FitBegun, model: keras.Model) -> list[Any]:
-    """Return the weights of a model that a report of `describe_fit` names, in order.
+    """Return the weights of a model that a worker's report of `describe_fit` lists, in its order.
 
-    For a shared variable that is no weight of the model, a new variable is returned; no evaluation
-    reads it.
+    If a listed variable is no weight of the model, a new variable of its size is returned, which no
+    evaluation reads.
 
     Raises:
-        ConfigurationError: The workers' model has another number of weights.
+        ConfigurationError: The workers' model and `model` differ in the number of weights.
     """
     weights = model.weights
     if len(weights) != fit.num_weights:
@@ -71,7 +71,7 @@ def describe_history(history: Any) -> str:
 
 
 def fill_history(history: Any, text: str) -> None:
-    """Fill a History from the text of `describe_history`; an empty text changes nothing."""
+    """Fill a Keras History from the text of `describe_history`; an empty text changes nothing."""
     if text:
         document = json.loads(text)
         history.epoch, history.history = document["epoch"], document["history"]

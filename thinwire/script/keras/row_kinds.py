@@ -1,11 +1,11 @@
-"""Find out whether a value is a sum over the rows of a mini-batch or a mean over the rows.
+"""Find out whether a loss is a sum over the rows of a mini-batch or a mean over the rows.
 
-The value is computed for the batch, and for the batch with each row repeated. A mean stays equal,
-and a sum doubles. A value that does neither is computed a third time, for rows that are repeated
-twice: the total of a sum and a mean grows by equal amounts.
+The loss is computed for the batch, and for the batch with each row twice. A mean stays equal, and a
+sum doubles. A loss that neither stays equal nor doubles is computed again with each row three
+times: if the loss is the total of a sum and a mean, it grows by equal amounts.
 
-Dropout would draw other noise for more rows. So Keras' random functions draw for the batch once,
-and repeat the drawn noise for the repeated rows.
+Dropout would draw different noise for the repeated rows. So Keras' random functions draw noise for
+the batch once, and repeat the drawn noise for the repeated rows.
 """
 
 from __future__ import annotations
@@ -31,31 +31,32 @@ if TYPE_CHECKING:
 
     Float64 = NDArray[np.float64]
 
-#: Rounding error of a float32 sum over many rows, relative to the sum.
+#: Allowed rounding error of a float32 sum over many rows, relative to the sum.
 _ROUNDING = 1e-3
-#: Keras' random functions by their first argument: a shape, or a tensor with one entry a row.
+#: Names of Keras' random functions. The first argument of a function in `_BY_SHAPE` is a shape, and
+#: of a function in `_BY_ROWS` a tensor with one entry for each row.
 _BY_SHAPE = ("normal", "uniform", "truncated_normal", "randint", "gamma", "binomial", "beta")
 _BY_ROWS = ("dropout", "categorical")
 
 
 class RowKind(enum.Enum):
-    """How a value depends on the number of rows."""
+    """How a loss or a gradient depends on the number of rows of a mini-batch."""
 
     UNDECIDED = enum.auto()  # not known: the value was 0, infinite or NaN, or was not computed
-    FIXED = enum.auto()  # a mean over the rows, or a value that ignores the rows
+    FIXED = enum.auto()  # a mean over the rows, or a value that does not depend on the rows
     SUM = enum.auto()  # a sum over the rows
-    MIXED = enum.auto()  # the total of a sum and a mean over the rows
-    OTHER = enum.auto()  # another function of the rows, such as a loss that compares rows
+    MIXED = enum.auto()  # the total of a sum over the rows and a mean over the rows
+    OTHER = enum.auto()  # no sum and no mean, for example a loss that compares rows
 
 
 def rows_of(data: Any) -> int | None:
-    """Return the number of rows of a mini-batch; None while a graph of unknown rows is traced."""
+    """Return the number of rows of a mini-batch; None if a trace does not know the number."""
     rows = num_rows(data)
     return rows if isinstance(rows, int) else None
 
 
 def repeated(data: Any, repeats: int) -> Any:
-    """Return a mini-batch that holds all rows `repeats` times: the whole batch, again and again."""
+    """Return a mini-batch that consists of `repeats` copies of a whole mini-batch."""
 
     def repeat(leaf: Any) -> Any:
         if isinstance(leaf, tf.SparseTensor):
@@ -66,15 +67,16 @@ def repeated(data: Any, repeats: int) -> Any:
 
 
 def kinds_of(evaluate: Callable[[Any, bool], Sequence[float]], data: Any) -> list[RowKind]:
-    """Return the kinds of several values of a mini-batch.
+    """Return for several losses of a mini-batch whether each loss is a sum or a mean over rows.
 
     Args:
-        evaluate: Returns the values of a mini-batch. If its second argument is true, the values are
-            computed at slightly moved predictions or weights: a value may be 0 by chance.
-        data: The mini-batch.
+        evaluate: Takes a mini-batch and a bool, and returns the losses. If the bool is true, the
+            losses are computed at slightly moved predictions or weights, because a loss may be 0 by
+            chance.
+        data: Mini-batch; its rows are repeated for the trial.
 
     Returns:
-        A kind for each value; an empty list if no value can be computed for repeated rows.
+        A kind for each loss; an empty list if the losses cannot be computed for repeated rows.
     """
     try:
         kinds = _kinds_at(lambda rows: evaluate(rows, False), data)
@@ -103,7 +105,7 @@ def _kinds_at(evaluate: Callable[[Any], Sequence[float]], data: Any) -> list[Row
 
 
 def moved(values: Any) -> Any:
-    """Return floats that differ a little from the given ones, by equal amounts at each call."""
+    """Add small noise to a float tensor, equal in each call; return any other value unchanged."""
     if not (tf.is_tensor(values) and values.dtype.is_floating):
         return values
     seed = tf.constant([7, 1])
@@ -112,7 +114,7 @@ def moved(values: Any) -> Any:
 
 
 def _kind(once: float, twice: float, thrice: float) -> RowKind:
-    """Return the kind of a value by the values for rows once, repeated once and repeated twice.
+    """Return if a loss is a sum or a mean, given its values for each row once, twice and thrice.
 
     >>> [_kind(2.0, twice, thrice).name for twice, thrice in ((2, 2), (4, 6), (3, 4), (3, 9))]
     ['FIXED', 'SUM', 'MIXED', 'OTHER']
@@ -137,15 +139,15 @@ def _kind_of_vectors(once: Float64, twice: Float64, thrice: Float64) -> RowKind:
 
 
 def kind_of_gradients(evaluate: Callable[[int], Sequence[Any]], rows: int | None) -> RowKind:
-    """Return the kind of a step's gradients.
+    """Return whether a step's gradients are sums or means over the rows of a mini-batch.
 
     Args:
-        evaluate: Takes a number of repeats, and returns the gradients of the mini-batch whose rows
-            occur that many times.
-        rows: Number of rows in the mini-batch.
+        evaluate: Takes a number n, and returns the gradients of a mini-batch in which each row
+            occurs n times.
+        rows: Number of rows in the mini-batch; None if unknown.
 
     Returns:
-        The kind; `OTHER` if the step cannot be taken with repeated rows.
+        The kind of all gradients together; `OTHER` if the step cannot be taken with repeated rows.
     """
 
     def joined(repeats: int) -> Float64:
@@ -166,11 +168,11 @@ def kind_of_gradients(evaluate: Callable[[int], Sequence[Any]], rows: int | None
 
 
 class _Noise(threading.local):
-    """The mini-batch that Keras' random functions draw noise for, in one thread.
+    """Size of the mini-batch that Keras' random functions draw noise for, in one thread.
 
     Attributes:
-        rows: Rows of the batch before the rows were repeated; None if no rows are repeated.
-        repeats: How many times each row is in the batch.
+        rows: Number of rows of the batch before the rows were repeated; None outside of a trial.
+        repeats: How many times each row occurs in the batch.
     """
 
     rows: int | None = None
@@ -182,7 +184,7 @@ _NOISE = _Noise()
 
 @contextlib.contextmanager
 def _same_noise(rows: int | None, repeats: int) -> Iterator[None]:
-    """Let Keras draw equal noise for all copies of a row, in this thread."""
+    """Let Keras draw the same noise for all copies of a row, in this thread."""
     _watch_noise()
     before = _NOISE.rows, _NOISE.repeats
     _NOISE.rows, _NOISE.repeats = rows, repeats
@@ -194,13 +196,13 @@ def _same_noise(rows: int | None, repeats: int) -> Iterator[None]:
 
 @functools.cache
 def _watch_noise() -> None:
-    """Let Keras' random functions repeat noise for repeated rows, once for the process."""
+    """Patch Keras' random functions to repeat noise for repeated rows, once per process."""
     for name in (*_BY_SHAPE, *_BY_ROWS):
         setattr(backend.random, name, _repeating(getattr(backend.random, name), name in _BY_SHAPE))
 
 
 def _repeating(alone: Callable[..., Any], is_by_shape: bool) -> Callable[..., Any]:
-    first_name = next(iter(inspect.signature(alone).parameters))  # for a call by keyword
+    first_name = next(iter(inspect.signature(alone).parameters))  # its name in a call by keyword
 
     @functools.wraps(alone)
     def draw(*others: Any, **keywords: Any) -> Any:

@@ -1,21 +1,23 @@
 """Scale losses that are sums over the rows of a batch, if a worker trains on a part of the batch.
 
-A server takes the mean of the workers' gradients, weighted by rows. A mean of means over rows is
-the mean over all rows, so most losses need no scaling. A mean of sums over rows is too small: with
-N workers, the mean is 1/N of the sum. So a part of the loss that is a sum is multiplied by R / r. R
-is the number of rows of all workers in this step, and r the number of rows of this worker. A weight
-regularizer is equal on all workers and needs no scaling either.
+A server takes the mean of the workers' gradients, weighted by the workers' numbers of rows. If each
+worker's loss is a mean over its rows, the server's mean is the mean over all rows, so most losses
+need no scaling. If each worker's loss is a sum over its rows, the server's mean is too small: with
+N workers it is 1/N of the sum. So a part of the loss that is a sum is multiplied by R / r. R is the
+number of rows of all workers in the step, and r the number of rows of this worker. A weight
+regularizer is equal on all workers and needs no scaling.
 
 A loss has three sources, and each source is watched where Keras adds up the loss:
 
-- The losses that `compile` got. The `reduction` of a Keras loss shows whether it is a sum.
+- The losses that `compile` got. The `reduction` of a Keras loss shows whether the loss is a sum.
 - The values of `add_loss` and `activity_regularizer`, which Keras sums over the batch.
-- A loss that the script's own `train_step` or `compute_loss` adds up. It has no parts to scale.
+- A loss that the script's own `train_step` or `compute_loss` adds up. Its parts are not visible, so
+  they cannot be scaled.
 
-If the code does not show whether a value is a sum, the value is computed twice: for the batch, and
+If the code does not show whether a loss is a sum, the loss is computed twice: for the batch, and
 for the batch with each row repeated. A mean stays equal, and a sum doubles. This trial runs once in
 each `fit`, in the first step, before the step's gradient is sent. TensorFlow calls this module
-within the graph, in the order of the graph's steps, so the state of a step is plain Python state.
+within the graph of a step, one step after the other, so the state of a step is plain Python state.
 """
 
 from __future__ import annotations
@@ -60,12 +62,12 @@ _REMEDY = (
 
 
 class _Part:
-    """One part of the loss.
+    """One part of a model's loss, for example the loss of one output.
 
     Attributes:
-        name: Name of the part, for messages.
-        kind: Kind of the part; `UNDECIDED` before it is known.
-        usual: Kind that is assumed while `kind` is undecided or neither a sum nor a mean.
+        name: Name of the part of the loss, for messages.
+        kind: Whether the part is a sum or a mean over rows; `UNDECIDED` before a trial.
+        usual: Kind that is assumed if `kind` is `UNDECIDED` or `OTHER` (no sum and no mean).
     """
 
     def __init__(self, name: str, usual: RowKind) -> None:
@@ -78,32 +80,35 @@ class _Part:
 
 
 class RowSums:
-    """Scales the sums over rows in the loss of one model, while `fit` divides its batches.
+    """Scales the sums over rows in the loss of one model, while workers divide `fit`'s batches.
 
     Args:
-        member: The model's place in the run.
-        exchange: The exchange of the steps; it stores an error that is raised within a graph.
-        trial: The trial of the model's train_step.
+        member: Settings, session and barriers of the model in its run.
+        exchange: Exchange of the steps; stores errors that occur within a graph.
+        trial: Trial of the model's train_step.
     """
 
     def __init__(self, member: RunMember, exchange: StepExchange, trial: StepTrial) -> None:
         self._member, self._exchange, self._trial = member, exchange, trial
         self._rounds: Rounds | None = None
         self._compiled: list[_CompiledLoss] = []
-        self._added: dict[int, _Part] = {}  # position among the added losses -> part of the loss
-        self._step = 0  # number of the step in the epoch
+        # Position among the losses that layers added with `add_loss` -> part of the loss.
+        self._added: dict[int, _Part] = {}
+        self._step = 0  # number of the step within the epoch, from 0
         self._rows: int | None = None  # this worker's rows in the present step; None between steps
-        self._repeats: int | None = None  # copies of each row, while a train_step is tried
-        self._data: Any = None  # mini-batch of the train_step in progress
+        # Number of copies of each row while a train_step is tried; None outside of a trial.
+        self._repeats: int | None = None
+        self._data: Any = None  # mini-batch of the train_step in progress; None between steps
         self._whole = _Part("train_step", RowKind.FIXED)  # loss of the script's own train_step
 
     # -- position in the fit ----------------------------------------------------------------------
 
     def begin_fit(self, rounds: Rounds | None) -> None:
-        """Begin a `fit`, and forget the kinds of all parts of the loss.
+        """Begin a `fit`, and forget which parts of the loss are sums.
 
         Args:
-            rounds: Rows of all workers in each step; None if batches are not divided.
+            rounds: Number of rows of all workers in each step; None if the workers do not divide
+                the script's batches.
         """
         self._rounds = rounds
         compiled = [loss.part for loss in self._compiled]
@@ -111,22 +116,22 @@ class RowSums:
             part.kind = RowKind.UNDECIDED
 
     def begin_epoch(self) -> None:
-        """Restart the count of steps at 0."""
+        """Set the number of the epoch's current step to 0."""
         self._step = 0
 
     def end_fit(self) -> None:
-        """Stop scaling until the next `fit` begins."""
+        """Stop scaling losses until the next `fit` begins."""
         self._rounds, self._rows, self._data = None, None, None
 
     @contextlib.contextmanager
     def step(self, data: Any) -> Iterator[None]:
-        """Scale the losses of one call of the model's train_step.
+        """Scale losses that are sums over rows, within one call of the model's train_step.
 
-        A graph that is traced in a loop of train_on_batch may serve a `fit` later. So each step
-        checks at run time whether its losses must be scaled.
+        A graph that is traced in a loop of train_on_batch may be executed in a later `fit`. So each
+        step checks at run time whether its losses must be scaled.
 
         Args:
-            data: The mini-batch of the call.
+            data: Mini-batch that the train_step is called with.
         """
         settings = self._member.settings
         if settings is None or settings.run.nb_workers == 1:
@@ -167,7 +172,7 @@ class RowSums:
         self._watch(getattr(model, "_compile_loss", None))
 
     def _watch(self, compile_loss: Any) -> None:
-        """Wrap each loss that `compile` got, as soon as Keras has built the losses."""
+        """Wrap each loss that `compile` got, when Keras has built its losses."""
         if compile_loss is None:
             return
         if compile_loss.built:
@@ -194,12 +199,12 @@ class RowSums:
         """Return the value of a compiled loss, scaled if the value is a sum over the rows.
 
         Args:
-            loss: The loss, of Keras or of the script.
-            part: The part of the loss; None if the loss is known to be a mean.
+            loss: Loss object of Keras or of the script.
+            part: Part of the model's loss; None if the loss is known to be a mean.
             value: Value of the loss: a scalar, or one value for each row.
-            y: The targets that the loss was called with.
-            y_pred: The predictions that the loss was called with.
-            sample_weight: The weights that the loss was called with; None if there were no weights.
+            y: Targets that the loss was called with.
+            y_pred: Predictions that the loss was called with.
+            sample_weight: Sample weights that the loss was called with; None without weights.
         """
         if self._data is None or part is None:
             return value
@@ -230,7 +235,7 @@ class RowSums:
         )
 
     def _aggregate(self, alone: Callable[[Any], Any], loss: Any) -> Any:
-        """Return the sum of an additional loss, scaled if the loss is a sum over the rows."""
+        """Return the total of a layer's added loss, scaled if the loss is a sum over the rows."""
         total = alone(loss)
         if self._data is None:
             return total
@@ -254,7 +259,7 @@ class RowSums:
         return self._scaled(part, total)
 
     def _decide_added(self, data: Any) -> None:
-        """Find the kinds of the model's additional losses."""
+        """Find out which losses that the model's layers add are sums over the rows."""
         model = self._member.model
         x, _, _ = data_adapter_utils.unpack_x_y_sample_weight(data)
         training = {"training": True} if model._call_has_training_arg else {}
@@ -270,7 +275,12 @@ class RowSums:
         self._decide([self._added.get(position) for position in range(len(kinds))], kinds)
 
     def _decide(self, parts: Sequence[_Part | None], kinds: Sequence[RowKind]) -> None:
-        """Store the kinds of some parts; refuse a part that cannot be scaled."""
+        """Store which parts of the loss are sums or means; reject a part that cannot be scaled.
+
+        Args:
+            parts: Parts of the loss; None for a part that is not watched.
+            kinds: Kind of each part, in the order of `parts`.
+        """
         for part, kind in zip(parts, kinds, strict=False):
             if part is None:
                 continue
@@ -292,7 +302,7 @@ class RowSums:
         return value * tf.cast(tf.ensure_shape(factor, []), value.dtype)
 
     def _factor(self, part: _Part) -> np.float32:
-        """Return the factor of a part of the loss in the present step."""
+        """Return the factor that a part of the loss is multiplied by in the present step."""
         if not part.is_sum:
             return np.float32(1)
         if self._repeats is not None:
@@ -314,11 +324,12 @@ class RowSums:
     # -- a train_step of the script's own ---------------------------------------------------------
 
     def _try_step(self, data: Any) -> None:
-        """Refuse a train_step whose own loss is a sum over rows.
+        """Reject a train_step that itself sums its loss over the rows.
 
-        `_factor` divides every part that can be scaled by the number of repeats. So the gradients
-        stay equal for repeated rows unless another part of the loss is a sum. During the trial no
-        optimizer steps, and no Keras variable changes.
+        The train_step is tried with repeated rows. `_factor` divides every part of the loss that
+        can be scaled by the number of repeats. So the gradients stay equal for repeated rows,
+        unless a part that cannot be scaled is a sum. During the trial no optimizer steps, and no
+        Keras variable changes.
         """
         trial, before = self._trial, self._data
 
@@ -350,11 +361,12 @@ class RowSums:
     # -- within a graph ---------------------------------------------------------------------------
 
     def _once(self, part: _Part, decide: Callable[[Any], None], value: Any) -> None:
-        """Decide the kind of a part from eager values, unless the kind is known.
+        """Find out once whether a part of the loss is a sum over the rows.
 
         Args:
-            part: Part of the loss, undecided before the first step of a `fit` that divides batches.
-            decide: Finds the kind of the part and stores it.
+            part: Part of the loss. Its kind is unknown before the first step of a `fit` in which
+                the workers divide the script's batches.
+            decide: Finds the kind of the part and stores it in `part`.
             value: Any structure of tensors; `decide` gets the structure with the tensors' values.
         """
         if tf.executing_eagerly():
@@ -377,12 +389,12 @@ class RowSums:
         return self._rounds is None or part.kind is not RowKind.UNDECIDED
 
     def _refuse(self, text: str) -> None:
-        """End the fit with an error, before the gradient of this step is sent."""
+        """End the fit with a ConfigurationError, before the gradient of this step is sent."""
         self._exchange.keep(ConfigurationError(text))
 
 
 class _CompiledLoss:
-    """A loss that `compile` got, scaled while batches are divided among the workers."""
+    """Wrapper of a loss that `compile` got; scales the loss while workers divide the batches."""
 
     def __init__(self, loss: Any, name: str, owner: RowSums) -> None:
         self._loss, self._owner, self.name = loss, owner, loss.name
@@ -399,7 +411,7 @@ class _CompiledLoss:
 
 
 def _is_of_keras(loss: Any) -> bool:
-    """Return whether only Keras' code computes a loss: one value for each row, then reduced."""
+    """Return True if only Keras' code computes a loss: a value for each row, then a reduction."""
     functions = [type(loss).call, type(loss).__call__]
     if isinstance(loss, LossFunctionWrapper):
         functions.append(loss.fn)
@@ -409,13 +421,13 @@ def _is_of_keras(loss: Any) -> bool:
 
 
 def _added_losses(model: Any) -> list[Any]:
-    """Return the losses that layers added in the newest call, without weight regularizers."""
+    """Return the losses that layers added in the model's newest call; no weight regularizers."""
     layers = model._flatten_layers(include_self=True)
     return [loss for layer in layers for loss in layer._get_own_losses()]
 
 
 def _is_at_hand(data: Any) -> bool:
-    """Return whether a mini-batch belongs to the execution or the graph in progress."""
+    """Return True if a mini-batch's tensors are eager or belong to the graph in progress."""
     if tf.executing_eagerly():
         return True
     graph = tf.compat.v1.get_default_graph()

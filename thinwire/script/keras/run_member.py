@@ -1,4 +1,4 @@
-"""Membership of a script's worker in a run, for one of the script's models."""
+"""State of a worker's membership in a run, for one model of the worker's script."""
 
 from __future__ import annotations
 
@@ -18,27 +18,30 @@ from thinwire.worker.script import RECORD
 
 
 class RunMember:
-    """A model's place in the run: the state that all mechanisms of one model share.
+    """Membership of one model in a run: the state that all mechanisms of the model share.
+
+    A phase is a part of the run in which the model and its optimizers stay the same.
 
     Attributes:
         model: The Keras model, or the several models that a loop trains together.
         settings: Settings of the script; None if the model trains alone.
-        session: Session of the present phase; None before the first phase.
-        barriers: Barriers with the other scripts; None before the first phase, and if the server
-            has its model from flags.
-        catch_up: The fits that a restarted script skips because the run has finished them.
-        lock: Lock of the session: a TensorFlow thread exchanges while the script's thread joins or
-            leaves.
-        in_fit: True while a `fit` runs.
-        in_loop: True after a training loop of the script has begun.
-        assignments: The script's assignments to shared variables; used if optimizers step here too.
+        session: Session with the servers in the present phase; None before the first phase.
+        barriers: Barriers with the other workers' scripts; None before the first phase, and if
+            flags define the server's model.
+        catch_up: The fits that a restarted script skips because the run has completed them.
+        lock: Lock of the session, because a TensorFlow thread exchanges with the servers while the
+            script's thread may join or leave the run.
+        in_fit: True while a `fit` of the model runs.
+        in_loop: True after a custom training loop of the script has begun.
+        assignments: The script's own assignments to shared variables; recorded only if optimizers
+            step on this worker.
         has_left: True if this worker has left the run at the end of its last `fit`.
-        has_place: True if this is the model that the run trains now, the script's newest. A script
-            has one at a time.
-        succeeds: True while `session` still belongs to the script's previous model, until this
-            model's phase begins.
+        has_place: True if this is the model that the run trains now. Of several models of a
+            script, only the newest is trained in the run.
+        succeeds: True while `session` still belongs to the model that the script trained before.
+            The attribute becomes False when this model's phase begins.
         fit_counts: Counters of the fits of all models of the script.
-        num_before: Number of models that had this worker's place before this model.
+        num_before: Number of models that the script trained in the run before this model.
     """
 
     def __init__(self, model: Any, settings: ScriptSettings | None) -> None:
@@ -56,27 +59,27 @@ class RunMember:
 
     @property
     def joined(self) -> Session:
-        """The session; a session must exist."""
+        """The session with the servers; an error if the model has not joined the run yet."""
         if self.session is None:
             raise RuntimeError("the model has not joined a run yet")
         return self.session
 
     @property
     def present(self) -> Session | None:
-        """The session; None if the run has ended or this model takes no part in the run now."""
+        """The session with the servers; None if the run does not train this model at present."""
         session = self.session
         is_absent = session is None or session.stopped or self.succeeds or self.has_left
         return None if is_absent else session
 
     @property
     def is_training(self) -> bool:
-        """True if the run trains this model now, by a `fit` or a loop of the script."""
+        """True if the run trains this model now, by a `fit` or a custom training loop."""
         is_present = self.present is not None and not self.catch_up.is_behind
         return is_present and (self.in_fit or self.in_loop)
 
     @property
     def own_settings(self) -> ScriptSettings:
-        """The settings; the model must be distributed."""
+        """The settings of the script; an error if the model trains alone."""
         if self.settings is None:
             raise RuntimeError("the model trains alone")
         return self.settings
@@ -88,37 +91,37 @@ class RunMember:
 
     @property
     def place(self) -> tuple[Sequence[str], int] | None:
-        """The addresses of the run and this worker's number; None if the model trains alone."""
+        """The servers' addresses and this worker's number; None if the model trains alone."""
         settings = self.settings
         return None if settings is None else (settings.run.addresses, settings.worker().id_worker)
 
     @property
     def takes_part(self) -> bool:
-        """True if this script is in the same `fit` as the other scripts, and the run continues."""
+        """True if the run continues and this script is in the same `fit` as the other scripts."""
         return self.barriers is not None and not self.stopped and not self.catch_up.is_behind
 
     @property
     def meets_others(self) -> bool:
-        """True if this script meets other scripts at the end of each epoch."""
+        """True if this script waits for the scripts of other workers at the end of each epoch."""
         settings = self.settings
         return settings is not None and settings.run.nb_workers > 1 and self.takes_part
 
     @property
     def met_barriers(self) -> FitBarriers:
-        """The barriers; the model must have met the other scripts."""
+        """The barriers with the other scripts; an error before the first barrier."""
         if self.barriers is None:
             raise RuntimeError("the model has not met the other scripts yet")
         return self.barriers
 
     @property
     def is_chief(self) -> bool:
-        """True if this worker is the chief of the run."""
+        """True if this worker is the chief, the only worker that writes the script's files."""
         settings = self.settings
         return settings is not None and settings.worker().id_worker == RECORD.chief
 
     @property
     def takes_weights(self) -> bool:
-        """True if the script's optimizers step on this worker and weights are exchanged."""
+        """True if optimizers step on this worker, so that it pushes weights and not gradients."""
         return self.joined.takes_weights
 
     @property
@@ -133,14 +136,14 @@ class RunMember:
 
     @property
     def num_exchanges(self) -> int:
-        """Number of exchanges begun, over all calls of `fit`."""
+        """Number of exchanges with the servers begun, over all calls of `fit`."""
         count_before = self._exchanges_before
         return (
             count_before if self.session is None else max(count_before, self.session.part.core.step)
         )
 
     def go_on_as(self, session: Session) -> None:
-        """Replace the session by the session of the next phase, which is not joined yet."""
+        """Replace the session by a session of the next phase, which has not joined the run yet."""
         before, self.succeeds = self.session, False
         if before is not None:
             self._exchanges_before = self.num_exchanges
@@ -151,7 +154,11 @@ class RunMember:
             self.session = session
 
     def take_over(self, other: RunMember) -> None:
-        """Take over this worker's place in the run from another model of the script."""
+        """Let the run train this model instead of the script's previous model.
+
+        Args:
+            other: Member of the model that the run trained before.
+        """
         interrupts.remove_listener(other._interrupt)
         self.session, self.barriers, self.catch_up = other.session, other.barriers, other.catch_up
         self.catch_up.go_to_next_model(other.joined.shared.variables)
@@ -159,21 +166,21 @@ class RunMember:
         self.num_before = other.num_before + 1
 
     def join(self) -> None:
-        """Join the run, or join again, and take over the server's weights."""
+        """Join the run, or join it again, and load the server's weights into the model."""
         with self.lock:
             session = self.joined
-            if session.part.closing.is_set():  # `fit` was interrupted
+            if session.part.closing.is_set():  # a signal interrupted `fit`
                 session.close("interrupted")
                 session.renew()
             phase = None if self.barriers is None else self.barriers.phase
             if not session.stopped and self.catch_up.open(session, phase):
                 interrupts.add_listener(self._interrupt)
-            if session.part.run_id:  # without it the run has ended: the model keeps its weights
+            if session.part.run_id:  # empty if the run has ended: the model keeps its weights
                 session.assign()
                 self.assignments.clear()
 
     def finish_rounds(self, session: Session) -> None:
-        """Send the local steps that no exchange has sent yet."""
+        """Push the results of local steps that no exchange has pushed yet."""
         with self.lock:
             if not session.stopped:
                 session.flush()
@@ -186,20 +193,21 @@ class RunMember:
                 self.session.close(cause)
 
     def leave_at_end(self, failed: bool, message: str) -> None:
-        """Leave the run at the end of the script."""
+        """Leave the run at the end of the script; push local steps first unless it has failed."""
         if self.session is not None and not failed:
             self.finish_rounds(self.session)
         self.close("error" if failed else "done")
 
     def wait_for_others(self, where: str, changes: bool = False) -> Opening | None:
-        """Wait at a barrier of this `fit` until all scripts have arrived.
+        """Wait at a barrier of the current `fit` until all scripts have reached it.
 
         Args:
             where: Name of the barrier; `FitBarriers.wait` lists the names.
-            changes: True if this script's model differs from the run's.
+            changes: True if this script's model differs from the model that the run trains.
 
         Returns:
-            The barrier's opening; None if the run has ended.
+            How the barrier opened: whether a phase begins, and whether this script offers its
+            model. None if the run has ended.
         """
         if self.stopped:
             return None
@@ -212,7 +220,11 @@ class RunMember:
         return None
 
     def take_end(self, ended: RunHalted | None) -> None:
-        """Record the end of the run; raise RunOver if another script's failure ended the run."""
+        """Record the end of the run; raise RunOver if the failure of another script ended it.
+
+        Args:
+            ended: End of the run, as a barrier returned it; None if the run continues.
+        """
         if ended is not None and self.session is not None:
             self.session.part.core.stopped = True
             self.session.part.core.stop_reason = ended.cause

@@ -1,4 +1,4 @@
-"""Save a distributed model: one worker writes the whole file, with the weights of the PS."""
+"""Save a distributed model: only one worker writes the file, with the weights of the PS."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ _OF_FOLDERS = ("export",)
 
 
 class SavingWorker(Protocol):
-    """The worker behind a model, as the interface that saving needs."""
+    """Interface of the worker that saves a model."""
 
     def saving(self, is_own: bool) -> contextlib.AbstractContextManager[bool]:
         """Load the run's state into the model; yield True if this worker writes the file.
 
         Args:
-            is_own: True if no other worker can write to the same file.
+            is_own: True if no other worker can write to the same file; this worker then writes it
+                even if it does not write the run's files.
         """
 
 
 def save_once(model: keras.Model, session: SavingWorker) -> None:
-    """Let one worker save a model by `save`, `save_weights` and `export`.
+    """Patch `save`, `save_weights` and `export` of a model so that only one worker writes files.
 
-    Every worker runs the whole script, so all workers call these methods, as callbacks do.
-    `save` and `save_weights` replace the file in one step, so that no reader gets half a file.
+    Every worker runs the whole script, so the scripts and callbacks of all workers call these three
+    methods. `save` and `save_weights` replace the file in one step, so that no reader gets half a
+    file.
     """
     for name in _METHODS:
         setattr(model, name, _once(_whole(getattr(model, name)), session))
@@ -41,7 +43,7 @@ def save_once(model: keras.Model, session: SavingWorker) -> None:
 
 
 def is_own_file(path: Any) -> bool:
-    """Return whether a file belongs to this worker alone: an open file or a temporary one."""
+    """Return True if a file belongs to this worker alone: an open file or a temporary path."""
     if not isinstance(path, str | os.PathLike):
         return True
     name = os.fspath(path)
@@ -61,13 +63,14 @@ def _whole(alone: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(alone)
     def save(filepath: Any, overwrite: bool = True, *args: Any, **keywords: Any) -> Any:
         path = _local_path(filepath)
-        is_new = overwrite or not os.path.exists(path)  # else Keras prompts before it overwrites
+        # If a file exists and `overwrite` is False, Keras prompts the user before it overwrites.
+        is_new = overwrite or not os.path.exists(path)
         if not path or not is_new or os.path.isdir(path) or keywords.get("zipped") is False:
             return alone(filepath, overwrite, *args, **keywords)
         target = os.path.dirname(os.path.abspath(path))
         with tempfile.TemporaryDirectory(prefix=".saving-", dir=target) as folder:
             result = alone(os.path.join(folder, os.path.basename(path)), True, *args, **keywords)
-            for file in sorted(os.listdir(folder)):  # several files if weights are saved in shards
+            for file in sorted(os.listdir(folder)):  # Keras may save weights in several files
                 os.replace(os.path.join(folder, file), os.path.join(target, file))
         return result
 
@@ -75,7 +78,7 @@ def _whole(alone: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _local_path(filepath: Any) -> str:
-    """Return a path in an existing local folder; an empty string for any other path."""
+    """Return a path as a string if it is in an existing local folder; else an empty string."""
     if not isinstance(filepath, str | os.PathLike):
         return ""
     path = os.fspath(filepath)

@@ -1,4 +1,4 @@
-"""The worker behind a distributed model: ``model.thinwire``."""
+"""The worker of a distributed Keras model, which scripts use as ``model.thinwire``."""
 
 from __future__ import annotations
 
@@ -43,19 +43,18 @@ if TYPE_CHECKING:
 
 
 class ModelSession(LeavesOnExit):
-    """A model's part in a run, over all calls of its `fit` or in a training loop of the script.
+    """Worker of one model in a run, over all calls of `fit` or in a custom training loop.
 
-    The session connects the mechanisms of the package. The steps within the graph exchange with the
-    run through it.
+    The session connects the modules of `thinwire.script.keras`. The steps within a TensorFlow graph
+    exchange with the servers through the session.
 
     Attributes:
-        calls: Id of each distributed object -> the arguments of its `thinwire.distribute`.
-        call: The call of a step that is in progress, with the data that its exchanges share.
-        central: Access to the weights and the optimizer state on the shards, for callbacks and
-            files.
-        evaluations: The Supervisor's evaluations of the model.
-        fits: Begin and end of the calls of `fit`.
-        loop: The script's own training loop.
+        calls: id of a distributed model or optimizer -> arguments of its `thinwire.distribute`.
+        call: Data of the train_step in progress, or of all steps of a loop: rows, loss, optimizers.
+        central: Loads the shards' weights and optimizer state, for callbacks and saved files.
+        evaluations: Evaluations of the validation data within the model's `fit`.
+        fits: Begin and end of the model's calls of `fit`.
+        loop: The script's custom training loop.
     """
 
     def __init__(
@@ -66,7 +65,15 @@ class ModelSession(LeavesOnExit):
         keywords: Mapping[str, Any] | None = None,
         num_train: int | None = None,
     ) -> None:
-        """Make the session of a model; without settings the model trains alone."""
+        """Create the session of a model.
+
+        Args:
+            model: Keras model, or one of the models that a loop trains together.
+            settings: Settings of the script; None if the model trains alone.
+            args: Argument `args` of `thinwire.distribute`.
+            keywords: Flags by name from `thinwire.distribute`; None if there were no flags.
+            num_train: Number of rows of the whole training set; None if unknown.
+        """
         self.calls: dict[int, Any] = {}
         settings_for = functools.partial(settings_with_momentum, args, dict(keywords or {}))
         member = self._member = RunMember(model, settings)
@@ -113,12 +120,12 @@ class ModelSession(LeavesOnExit):
 
     @property
     def active(self) -> bool:
-        """True if the model trains in a run, with other workers."""
+        """True if the model trains in a run; False if the model trains alone."""
         return self._member.settings is not None
 
     @property
     def place(self) -> tuple[Sequence[str], int] | None:
-        """The addresses of the run and this worker's number; None if the model trains alone."""
+        """The servers' addresses and this worker's number; None if the model trains alone."""
         return self._member.place
 
     @property
@@ -133,24 +140,24 @@ class ModelSession(LeavesOnExit):
 
     @property
     def num_exchanges(self) -> int:
-        """Number of exchanges begun, over all calls of `fit`."""
+        """Number of exchanges with the servers begun, over all calls of `fit`."""
         return self._member.num_exchanges
 
     @property
     def last(self) -> StepInfo | None:
-        """Outcome of the newest step; None before the first step."""
+        """Result of the model's newest step; None before the first step."""
         return self._exchange.last
 
     @property
     def traffic(self) -> EpochTraffic:
-        """Bytes and updates that the steps of the present epoch have sent and received."""
+        """Bytes sent and received, and staleness, of the present epoch's steps."""
         return self._exchange.traffic
 
     def shard(self, *data: Any) -> Any:
         """Return this worker's part of a training set; the whole set if the model trains alone.
 
-        After this call, `fit` takes its data as this worker's part and does not divide the data.
-        `thinwire.script.session.part_of` divides the data.
+        After a call of `shard`, `fit` does not divide its data, because the data is already this
+        worker's part. `thinwire.script.session.part_of` divides the data.
 
         Args:
             data: Arrays or a data set, in any form that `part_of` accepts.
@@ -162,18 +169,22 @@ class ModelSession(LeavesOnExit):
         return part_of(settings, data, self._member.fit_counts.use(data[0]) if data else None)
 
     def close(self, cause: str = "done") -> None:
-        """Leave the run; the model stays usable, and `fit` joins again."""
+        """Leave the run. The model stays usable, and its next `fit` joins the run again.
+
+        Args:
+            cause: Reason that is reported to the servers.
+        """
         self._member.close(cause)
 
     def add_optimizer(self, optimizer: Any, models: Sequence[keras.Model]) -> None:
-        """Let one more optimizer exchange in a training loop.
+        """Let one more optimizer of a custom training loop exchange with the servers.
 
         Args:
             optimizer: Keras optimizer, built or not.
             models: Models whose variables the optimizer steps.
 
         Raises:
-            ConfigurationError: The loop has begun.
+            ConfigurationError: The training loop has taken its first step already.
         """
         member = self._member
         if member.session is not None and not self._optimizers.has(optimizer):
@@ -191,12 +202,12 @@ class ModelSession(LeavesOnExit):
     # -- for TensorFlow's checkpoints -------------------------------------------------------------
 
     def holds(self, tracked: Collection[int]) -> bool:
-        """Return whether the ids `tracked` contain the model or one of its optimizers."""
+        """Return True if an id in `tracked` is the id of the model or of one of its optimizers."""
         models = getattr(self._member.model, "models", [self._member.model])
         return any(id(model) in tracked for model in models) or self._optimizers.are_in(tracked)
 
     def checkpointing(self) -> CentralAccess:
-        """Load the shards' weights into the model of a loop; return the access that saves them."""
+        """Load the shards' weights into the model of a loop; return the object that saves them."""
         if tf.executing_eagerly():
             self.loop.refresh(with_slots=True)
         return self.central
@@ -204,7 +215,7 @@ class ModelSession(LeavesOnExit):
     # -- other models of the script -------------------------------------------------------------
 
     def _others(self) -> list[RunMember]:
-        """Return the members of this worker's other models."""
+        """Return the run members of the other models that this worker's script has distributed."""
         return [
             other._member
             for other in RECORD.sessions
@@ -214,7 +225,7 @@ class ModelSession(LeavesOnExit):
     # -- a train_step ---------------------------------------------------------------------------
 
     def train_step(self, data: Any) -> Any:
-        """Call the model's own `train_step`, in which the optimizers' `apply` exchanges."""
+        """Call the model's own `train_step`, in which the optimizers' `apply` pushes and pulls."""
         refuse_compiling()
         self.loop.begin()
         member, step = self._member, self._optimizers.compiled
@@ -230,16 +241,17 @@ class ModelSession(LeavesOnExit):
         try:
             return self._call(data)
         except WeightsChanged:
-            # Only an eager first step can find other weights after its gradient: the step itself
-            # joins the run. Its gradient and its metrics are dropped, and the step is taken again.
+            # The first step of an eager train_step joins the run after it has computed a gradient,
+            # and joining replaces the weights. The gradient at the old weights and the metrics are
+            # dropped, and the train_step is called again.
             member.model.reset_metrics()
             return self._call(data)
 
     def _call(self, data: Any) -> Any:
-        """Call the model's own `train_step`; exchange weights if the optimizers step locally.
+        """Call the model's own `train_step`; exchange weights if its optimizers step on the worker.
 
         Raises:
-            ConfigurationError: No optimizer steps in the `train_step`.
+            ConfigurationError: The `train_step` calls no optimizer.
         """
         call = self.call = StepCall(count_rows(data), ends_later=True)
         try:
@@ -261,7 +273,7 @@ class ModelSession(LeavesOnExit):
             self._loop_steps.name_other(optimizer, variables)
 
     def assignments_to(self, variable: Any) -> Assignments | None:
-        """Return the record of the script's own assignments to a variable; None if not recorded."""
+        """Return the record of a script's assignments to a variable; None if there is no record."""
         member = self._member
         is_training = member.is_training and not self._phases.begins_with_step
         self._optimizers.check_assignment(variable, is_training)
@@ -269,7 +281,8 @@ class ModelSession(LeavesOnExit):
             return None
         run = member.own_settings.run
         steps_each_time = run.method.steps_on_workers and not run.method.takes_local_steps
-        if not (steps_each_time and takes_changes(run)):  # else the weights' change contains them
+        # In all other cases a comparison of weights finds the assignments without a record.
+        if not (steps_each_time and takes_changes(run)):
             return None
         is_trainable = any(variable is trainable for trainable in member.model.trainable_variables)
         return member.assignments if is_trainable else None
@@ -278,22 +291,22 @@ class ModelSession(LeavesOnExit):
 
     @property
     def variables(self) -> list[Any]:
-        """The shared variables, in order."""
+        """Variables that all workers train, in the order of the offer to the PS."""
         return self._member.joined.shared.variables
 
     @property
     def flat_variables(self) -> FlatVariables:
-        """The shared variables as one vector."""
+        """The shared variables as one flat float32 vector."""
         return self._member.joined.variables
 
     @property
     def flat_statistics(self) -> FlatVariables:
-        """The moving statistics that are averaged over the workers; may be empty."""
+        """Moving statistics that the workers average (of BatchNormalization); may be empty."""
         return self._member.joined.statistics
 
     @property
     def takes_weights(self) -> bool:
-        """True if the script's optimizers step on this worker and weights are exchanged."""
+        """True if optimizers step on this worker, so that it pushes weights and not gradients."""
         return self._member.takes_weights
 
     @property
@@ -303,7 +316,7 @@ class ModelSession(LeavesOnExit):
 
     @property
     def prox_mu(self) -> float:
-        """FedProx's coefficient mu for steps on this worker; 0 without FedProx."""
+        """FedProx's coefficient mu for local steps of this worker; 0 without FedProx."""
         return self._member.own_settings.run.method.local.prox_mu
 
     def round_base(self) -> Float32:
@@ -312,24 +325,24 @@ class ModelSession(LeavesOnExit):
 
     @property
     def clocks(self) -> Sequence[RunClock | None]:
-        """The clock of each stepping optimizer's schedule; None if the run has no count for it."""
+        """The clock of each optimizer's schedule (the run's batch count); None without a clock."""
         return [self._optimizers.clock_of(step) for step in self._optimizers.stepping]
 
     @property
     def assignments(self) -> Assignments:
-        """The script's own assignments to shared variables."""
+        """Record of the script's own assignments to shared variables."""
         return self._member.assignments
 
     def ends_fit(self) -> bool:
         """Leave the run after the last step of a `fit`.
 
         Returns:
-            True if the averages that the optimizer keeps are of this run.
+            True if the optimizer has the moving averages of this run.
         """
         return self.fits.leave()
 
     def begin_step(self, step: ExchangeStep, pairs: Pairs) -> bool:
-        """Join at the first step, and check the variables that the optimizer is called with."""
+        """Join the run at the first step, and check the variables that the optimizer steps."""
         has_changed = self.loop.begin()
         if self._phases.begins_with_step:
             has_changed = self._phases.begin_with(self._first_plan(step, pairs))
@@ -344,9 +357,9 @@ class ModelSession(LeavesOnExit):
     def exchange(
         self, step: ExchangeStep, repeats: bool, in_turn: bool, *values: Any
     ) -> tuple[Any, ...]:
-        """Exchange the values of one step, as `StepExchange.exchange` documents."""
+        """Push the values of one step and pull new weights, by `StepExchange.exchange`."""
         return self._exchange.exchange(step, repeats, in_turn, *values)
 
     def raise_failure(self) -> None:
-        """Raise the error that an exchange has stored."""
+        """Raise the error that an exchange has stored; do nothing without an error."""
         self._exchange.raise_failure()

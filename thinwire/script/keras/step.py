@@ -1,8 +1,8 @@
 """The exchange that replaces an optimizer's `apply`, within the graph of a step or eagerly.
 
 Instead of the optimizer's step, the gradients are pushed to the parameter server and the new
-weights are pulled. The optimizer object stays the script's own, for callbacks and for saving. Only
-three methods of this one instance are replaced.
+weights are pulled. The optimizer object stays the script's own, so callbacks and saving work as
+usual. Only three methods of the optimizer object are replaced.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ class _ThreadState(threading.local):
     """State of the optimizers' steps in one thread.
 
     Attributes:
-        recorder: Recorder that replaces all optimizers while a step is tried; None otherwise.
-        is_allowed: True while an optimizer steps on behalf of an `ExchangeStep`.
+        recorder: Recorder of all optimizer calls while a train_step is tried; None outside of a
+            trial.
+        is_allowed: True while optimizers may step without a check, for example because an
+            `ExchangeStep` has called the optimizer.
     """
 
     recorder: StepRecorder | None = None
@@ -47,21 +49,21 @@ class _ThreadState(threading.local):
 
 
 _LOCAL = _ThreadState()
-#: Owners of shared variables, which check the steps of all other optimizers.
+#: Owners of shared variables. They check the steps of optimizers that are not part of their run.
 _WATCHERS: weakref.WeakSet[StepWatcher] = weakref.WeakSet()
 
 
 class StepWatcher(Protocol):
-    """Owner of shared variables; rejects optimizers that are not part of the run."""
+    """Owner of variables that all workers train; rejects optimizers outside of the run."""
 
     def refuse_step(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Raise ConfigurationError if a foreign optimizer steps one of the shared variables."""
+        """Raise ConfigurationError if an optimizer outside of the run steps a shared variable."""
 
     def assignments_to(self, variable: Any) -> Assignments | None:
-        """Return the record of the script's assignments to a variable; None if not recorded.
+        """Return the record of a script's assignments to a variable; None if there is no record.
 
         Raises:
-            ConfigurationError: An assignment to this variable would be lost.
+            ConfigurationError: An assignment to the variable would be lost during training.
         """
 
 
@@ -79,7 +81,7 @@ def watch_steps(watcher: StepWatcher) -> None:
 
 @contextlib.contextmanager
 def recording(keeps_gradients: bool = False) -> Iterator[StepRecorder]:
-    """Record the calls of all optimizers in this thread; no optimizer steps meanwhile."""
+    """Record the calls of all optimizers in this thread; within the context no optimizer steps."""
     before, _LOCAL.recorder = _LOCAL.recorder, StepRecorder(keeps_gradients)
     try:
         yield _LOCAL.recorder
@@ -99,7 +101,7 @@ def steps_allowed() -> Iterator[None]:
 
 @functools.cache
 def _guard_optimizers() -> None:
-    """Patch every Keras optimizer class to check before it steps, once for the process."""
+    """Patch all Keras optimizer classes to check each step before they step, once per process."""
     optimizers = keras.optimizers
     for kind in (optimizers.Optimizer, optimizers.LossScaleOptimizer, optimizers.MultiOptimizer):
         kind.apply = _guarded(kind.apply)
@@ -107,7 +109,7 @@ def _guard_optimizers() -> None:
 
 @functools.cache
 def _record_assignments() -> None:
-    """Patch Keras' variables to record the script's assignments, once for the process."""
+    """Patch Keras' variable class to record the script's assignments, once per process."""
     alone = keras.Variable.assign
 
     @functools.wraps(alone)
@@ -145,23 +147,23 @@ def _guarded(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class StepOwner(Protocol):
-    """Interface of the worker behind the model; `thinwire.script.keras.session` implements it."""
+    """Interface of a model's worker for its steps; `ModelSession` implements the interface."""
 
     @property
     def variables(self) -> list[Any]:
-        """The shared variables, in order."""
+        """Variables that all workers train, in the order of the offer to the PS."""
 
     @property
     def flat_variables(self) -> FlatVariables:
-        """The shared variables as one vector."""
+        """The shared variables as one flat float32 vector."""
 
     @property
     def flat_statistics(self) -> FlatVariables:
-        """The moving statistics that are averaged over the workers; may be empty."""
+        """Moving statistics that the workers average (of BatchNormalization); may be empty."""
 
     @property
     def takes_weights(self) -> bool:
-        """True if the script's optimizers step on this worker and weights are exchanged."""
+        """True if optimizers step on this worker, so that it pushes weights and not gradients."""
 
     @property
     def takes_momentum(self) -> bool:
@@ -169,59 +171,67 @@ class StepOwner(Protocol):
 
     @property
     def prox_mu(self) -> float:
-        """FedProx's coefficient mu for steps on this worker; 0 without FedProx."""
+        """FedProx's coefficient mu for local steps of this worker; 0 without FedProx."""
 
     def round_base(self) -> Float32:
         """Return a copy of the shared weights at the start of the round of local steps."""
 
     @property
     def clocks(self) -> Sequence[RunClock | None]:
-        """The clock of each optimizer's schedule; None if the optimizer's own count is used."""
+        """The clock of each optimizer's schedule; None if it is read at the optimizer's count."""
 
     @property
     def call(self) -> StepCall:
-        """The call of a step that is in progress."""
+        """Data of the train_step in progress, or of all steps of a loop: rows, loss, optimizers."""
 
     @property
     def assignments(self) -> Assignments:
-        """The script's own assignments to shared variables."""
+        """Record of the script's own assignments to shared variables."""
 
     def ends_fit(self) -> bool:
         """Leave the run after the last step of a `fit`.
 
         Returns:
-            True if the averages that the optimizer keeps are of this run.
+            True if the optimizer has the moving averages of this run.
         """
 
     def begin_step(self, step: ExchangeStep, pairs: Pairs) -> bool:
-        """Join at the first step, and check the variables that the optimizer is called with.
+        """Join the run at the first step, and check the variables that the optimizer steps.
+
+        Args:
+            step: Replacement of the optimizer that is about to step.
+            pairs: Gradients and variables that the optimizer is called with.
 
         Returns:
-            True if gradients that were computed before this call are still valid, because joining
-            has not changed the weights.
+            True if joining the run has not changed the weights, so that gradients which were
+            computed before the call are still valid.
         """
 
     def exchange(
         self, step: ExchangeStep, repeats: bool, in_turn: bool, *values: Any
     ) -> tuple[Any, ...]:
-        """Exchange the values of one step, in the order of `ExchangeStep`; return the answer."""
+        """Push the values of one step; return the pulled weights and further values.
+
+        `thinwire.script.keras.exchange.StepExchange.exchange` documents arguments and results.
+        """
 
     def raise_failure(self) -> None:
-        """Raise the error that an exchange has stored."""
+        """Raise the error that an exchange has stored; do nothing without an error."""
 
 
 class WeightsChanged(Exception):
-    """Joining has replaced the weights that a gradient was computed at."""
+    """Joining the run has replaced the weights at which a gradient was computed."""
 
 
 class StepCall:
-    """One call of a train_step, or all steps of a loop: the data that the exchanges share.
+    """One call of a train_step, or all steps of a custom loop: data for the call's exchanges.
 
     Attributes:
-        rows: Number of examples in the mini-batch, a scalar tensor.
-        ends_later: True if one exchange at the end of the call sends all local steps together.
-        loss: Loss of the mini-batch; None before it is computed.
-        applied: The optimizers that have stepped, one entry for each step.
+        rows: Number of examples in the mini-batch: a scalar tensor, or 1 in a custom loop.
+        ends_later: True in a train_step: local steps of several optimizers are sent together at its
+            end. False in a custom loop.
+        loss: Loss of the mini-batch; None if it is not computed yet, or was sent already.
+        applied: Replacements of the optimizers that have stepped, in the order of their steps.
     """
 
     def __init__(self, rows: Any, ends_later: bool) -> None:
@@ -230,7 +240,11 @@ class StepCall:
         self.applied: list[ExchangeStep] = []
 
     def note(self, step: ExchangeStep) -> bool:
-        """Note that an optimizer steps; return True if another step used this mini-batch before."""
+        """Note that an optimizer steps.
+
+        Returns:
+            True if an earlier step has used the same mini-batch.
+        """
         repeats = bool(self.applied) and (self.ends_later or step is not self.applied[0])
         if self.ends_later or step not in self.applied:
             self.applied.append(step)
@@ -238,23 +252,24 @@ class StepCall:
 
 
 class ExchangeStep:
-    """Replacement of one optimizer's step by an exchange.
+    """Replacement of one optimizer's step by an exchange with the servers.
 
-    The optimizer itself still steps the variables that are not shared.
+    The optimizer itself still steps the variables that the workers do not share.
 
     Attributes:
         optimizer: The script's optimizer, or the LossScaleOptimizer that Keras put around it.
-        number: Position of the optimizer in the offer, from 0.
-        known_rate: Learning rate that was last compiled, written by the run, or sent to the PS.
+        number: Position of the optimizer in the offer (the model's description for the PS), from 0.
+        known_rate: Learning rate that was last compiled, loaded from the run, or sent to the PS. If
+            the optimizer has a different rate, the script has set it.
     """
 
     def __init__(self, optimizer: Any, session: StepOwner) -> None:
-        """Replace three methods of `optimizer`."""
+        """Replace `apply`, `scale_loss` and `finalize_variable_values` of the optimizer object."""
         self.optimizer, self.number = optimizer, 0
         self._session = session
         self._apply_alone, self._scale_alone = optimizer.apply, optimizer.scale_loss
         self._finalize_alone = optimizer.finalize_variable_values
-        # Prevents AutoGraph from converting this code within a loop's tf.function.
+        # Prevents AutoGraph from converting Thinwire's code within a `tf.function` of the script.
         unconverted = tf.autograph.experimental.do_not_convert
         optimizer.apply, optimizer.scale_loss = (
             unconverted(self._apply),
@@ -267,7 +282,7 @@ class ExchangeStep:
     def rate(self) -> Any:
         """The variable of the learning rate; None if the rate is a schedule or a function.
 
-        Callbacks and scripts assign to the variable.
+        Callbacks and scripts set the learning rate by assigning to this variable.
         """
         rate = inner(self.optimizer)._learning_rate
         return rate if isinstance(rate, keras.Variable) else None
@@ -280,22 +295,22 @@ class ExchangeStep:
 
     @property
     def has_schedule(self) -> bool:
-        """True if the learning rate is a schedule, which is read at a count of steps."""
+        """True if the learning rate is a schedule, a function of a step count."""
         schedule = keras.optimizers.schedules.LearningRateSchedule
         return isinstance(inner(self.optimizer)._learning_rate, schedule)
 
     @property
     def own_schedule(self) -> Any:
-        """The learning rate schedule if it is of a class that no PS can build, else None."""
+        """The learning-rate schedule if no PS can build it (a class of the script); else None."""
         return own_schedule(inner(self.optimizer))
 
     def assign_rate(self, rate: float) -> None:
-        """Write a learning rate to the variable that callbacks read."""
+        """Write a learning rate to the optimizer's variable, which callbacks read."""
         if self.rate is not None:
             self.rate.assign(rate)
 
     def adopt_rate(self, rate: float) -> None:
-        """Continue with the server's learning rate."""
+        """Write the server's learning rate to the optimizer."""
         self.known_rate = rate
         self.assign_rate(rate)
 
@@ -305,23 +320,27 @@ class ExchangeStep:
         return inner(self.optimizer)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create the optimizer's variables; Keras allows that only while it traces a step."""
+        """Create the optimizer's variables (moments and others) if they do not exist yet."""
         if variables and not self.optimizer.built:
             self.optimizer.build(list(variables))
 
     def _finalize(self, var_list: Any) -> None:
-        """End the exchanges of a `fit`; let the optimizer write its averages to the weights."""
+        """Leave the run at the end of `fit`; let the optimizer write moving averages to weights.
+
+        Keras calls this method at the end of `fit`. The optimizer writes its averages only if they
+        are the averages of the run.
+        """
         if self._session.ends_fit():
             self._finalize_alone(var_list)
 
     def _scale_loss(self, loss: Any) -> Any:
-        """Store the loss of the mini-batch for reports."""
+        """Store the loss of the mini-batch, which the next exchange reports; return it scaled."""
         if _LOCAL.recorder is None:
             self._session.call.loss = loss
         return self._scale_alone(loss)
 
     def _apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Exchange instead of stepping, or exchange after the optimizer's own step."""
+        """Push gradients instead of stepping; or step on the worker and then exchange weights."""
         session = self._session
         variables = trainable_variables
         if variables is None:
@@ -334,14 +353,16 @@ class ExchangeStep:
         if not is_eager:
             refuse_compiling()
             if not have_values(variables):
-                # TensorFlow forbids a later trace to create variables. This first trace has no
-                # values to exchange; TensorFlow traces the function again before it executes it.
+                # The variables have no values in this first trace, so the trace exchanges nothing.
+                # The optimizer's variables are created in it, because TensorFlow forbids a later
+                # trace to create variables. TensorFlow traces the function again before it
+                # executes the function.
                 self.build(variables)
                 tf.numpy_function(refuse_first_trace, [], [])
                 return
         with tf.init_scope():
-            # A graph computes its gradients when it is executed, so at the weights after joining.
-            # Only an eager gradient can be older than the joined weights.
+            # A graph computes its gradients when it is executed, so at the weights after joining
+            # the run. Only an eager gradient can be computed before the worker has joined the run.
             is_valid = session.begin_step(self, pairs) or not is_eager
         if not is_valid and session.call.ends_later:
             raise WeightsChanged
@@ -358,12 +379,12 @@ class ExchangeStep:
             self._send_gradients(pairs)
 
     def exchange_weights(self) -> None:
-        """Exchange the weights after the steps of the script's own optimizers."""
+        """Exchange weights with the servers, after optimizers have stepped on this worker."""
         weights = self._session.flat_variables.joined()
         self._exchange(weights, [], self._session.call.rows, repeats=False)
 
     def _sit_out(self) -> None:
-        """Push an empty update. The gradient was computed at weights that joining has replaced."""
+        """Push an empty update, because joining has replaced the weights of the gradient."""
         flat = self._session.flat_variables
         values = flat.joined() if self._session.takes_weights else tf.zeros([flat.size])
         self._exchange(values, [], tf.constant(0), repeats=False)
@@ -373,10 +394,12 @@ class ExchangeStep:
             self._apply_alone(*zip(*pairs, strict=True))
 
     def _pulled_to_base(self, pairs: Pairs) -> Pairs:
-        """Add FedProx's mu (w - b), the gradient of mu / 2 |w - b|^2, to the shared gradients.
+        """Add FedProx's mu (w - b), the gradient of mu / 2 |w - b|^2, to gradients.
 
-        mu is FedProx's coefficient, w a variable's weights, and b the weights at the round's start.
-        The term is scaled like the loss, because the optimizer unscales all gradients.
+        mu is FedProx's coefficient, w the weights of a shared variable, and b these weights at the
+        start of the round of local steps.
+        The added gradient is multiplied by the loss scale, because the optimizer divides all
+        gradients by the loss scale.
         """
         mu, flat = self._session.prox_mu, self._session.flat_variables
         if not mu:
@@ -392,7 +415,7 @@ class ExchangeStep:
         return pulled
 
     def _send_gradients(self, pairs: Pairs) -> None:
-        """Send the gradients of the shared variables; step the variables that are not shared."""
+        """Push the gradients of shared variables; let the optimizer step all other variables."""
         by_variable = {id(variable): gradient for gradient, variable in pairs}
         shared = self._session.variables
         sent = [by_variable.pop(id(variable), None) for variable in shared]
@@ -410,12 +433,13 @@ class ExchangeStep:
                 inner(self.optimizer)._iterations.assign_add(1)
 
     def _exchange(self, values: Any, gradients: Sequence[Any], rows: Any, repeats: bool) -> None:
-        """Exchange gradients, or weights after a step, and assign the run's answer.
+        """Push gradients, or weights after a local step, and assign the pulled weights.
 
         Args:
             values: [num_parameters] float32 gradients or weights.
-            gradients: The gradients behind `values`, to find sparse rows; empty for weights.
-            rows: Number of examples behind `values`.
+            gradients: The gradients that `values` was made of, to find their sparse rows; empty if
+                `values` are weights.
+            rows: Number of examples that the gradients or the local step were computed from.
             repeats: True if an earlier exchange has counted these examples.
         """
         session, rate, scale = self._session, self.rate, self._scale
@@ -448,7 +472,7 @@ class ExchangeStep:
         exchange = functools.partial(session.exchange, self, repeats, in_turn)
         try:
             answer = tf.numpy_function(exchange, values, types)
-        except tf.errors.OpError:  # in eager steps, the stored error is the cause
+        except tf.errors.OpError:  # in an eager step; its cause is stored
             session.raise_failure()
             raise
         weights, means, new_rate, new_scale, counts = answer
@@ -478,9 +502,10 @@ class ExchangeStep:
 
     @property
     def _scale(self) -> Any:
-        """The variable of the loss scale that the server sets; None if the server sets none.
+        """The variable of the loss scale that the server sets; None if the server sets no scale.
 
-        A fixed `loss_scale_factor` has no variable: the optimizer that steps divides by the factor.
+        A fixed `loss_scale_factor` has no variable: the optimizer that steps divides the gradients
+        by the factor.
         """
         is_scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         return (
@@ -488,20 +513,20 @@ class ExchangeStep:
         )
 
     def assign_scale(self, scale: float) -> None:
-        """Take over the server's loss scale for the next losses."""
+        """Scale the next losses by the server's loss scale; 0 leaves the loss scale unchanged."""
         if self._scale is not None and scale:
             with steps_allowed():
                 self._scale.assign(scale)
 
     def assign_streak(self, streak: int) -> None:
-        """Set the LossScaleOptimizer's count of finite steps to the server's count."""
+        """Set the LossScaleOptimizer's count of steps without overflow to the server's count."""
         if self._scale is not None:
             with steps_allowed():
                 self.optimizer.step_counter.assign(streak)
 
     @contextlib.contextmanager
     def _as_a_worker(self) -> Iterator[None]:
-        """Trace a step without the momentum, which the method applies instead of the optimizer."""
+        """Set SGD's momentum to 0 within the context, if the method applies the momentum itself."""
         optimizer = inner(self.optimizer)
         if not self._session.takes_momentum:
             yield
@@ -520,7 +545,7 @@ def inner(optimizer: Any) -> Any:
 
 
 def _touched(gradient: Any) -> Any:
-    """Return the row numbers of a sparse gradient, repeated or not; None for a dense gradient."""
+    """Return a sparse gradient's row numbers, with duplicates; None for a dense gradient."""
     return tf.cast(gradient.indices, tf.int64) if isinstance(gradient, tf.IndexedSlices) else None
 
 

@@ -1,11 +1,11 @@
 """Find results of metrics among the numbers that a script's own `train_step` returns.
 
 Keras takes an epoch's logs from the model's metrics if the `train_step` returns the results of all
-metrics under their own names. Otherwise the logs are the numbers that the last step has returned:
-results under names of the script's choice, or of some metrics only, as in many GANs and
-autoencoders. These numbers were computed before the workers' states were merged, so they describe
-one worker's rows. A number that equals the result of a metric at the end of the steps is taken as
-that result, and is replaced by the merged result.
+metrics under their own names. If the `train_step` returns other names or only some metrics, as in
+many GANs and autoencoders, the epoch's logs are the numbers that the last step has returned. The
+last step computes these numbers before the workers' metric states are merged, so they describe one
+worker's rows. If a returned number equals the result of a metric, it is replaced by the metric's
+merged result.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
-#: Keys that lead from the outermost dictionary to a number.
+#: Keys that lead from the outermost of nested dictionaries to a number in them.
 Path = tuple[str, ...]
-#: Relative rounding error between a metric's result within a graph and afterwards.
+#: Allowed relative difference between a metric's result within a graph and outside of the graph.
 _ROUNDING = 1e-6
 
 
 class StepResults:
-    """The metrics whose results the last step of an epoch has returned.
+    """Maps numbers that the last step of an epoch has returned to the metrics that computed them.
 
     Args:
-        logs: Return value of the step.
-        metrics: The model's metrics, with their states after the step.
+        logs: Return value of the epoch's last train_step.
+        metrics: The model's metrics, with their states after the last train_step.
     """
 
     def __init__(self, logs: Any, metrics: Iterable[Any]) -> None:
@@ -36,20 +36,22 @@ class StepResults:
         ]
         for path, value in _numbers(logs) if isinstance(logs, Mapping) else ():
             equal = [(metric, at) for metric, at, result in results if _is_equal(value, result)]
-            # Two metrics may have equal results, such as 1.0. Then the name decides.
+            # Two metrics may have equal results, for example 1.0. Then the key of the returned
+            # number decides which metric is taken.
             named = [(metric, at) for metric, at in equal if path[-1] in (metric.name, *at)]
             if len(equal) == 1 or len(named) == 1:
                 self._sources[path] = (named or equal)[0]
 
     def renew(self, logs: Any, separate: Iterable[str]) -> tuple[Any, list[str]]:
-        """Replace the returned results of metrics by their present results.
+        """Replace the returned results of metrics by the metrics' merged results.
 
         Args:
-            logs: Return value of the step.
-            separate: Names of metrics whose states could not be merged.
+            logs: Return value of the epoch's last train_step.
+            separate: Names of metrics that could not be merged over the workers.
 
         Returns:
-            The logs with new results, and the names of the numbers that describe only this worker.
+            The logs with merged results, and the names of the numbers in the logs that describe
+            only this worker's rows.
         """
         separate, stay = set(separate), []
 

@@ -1,4 +1,4 @@
-"""The order of one script's models: the newest model has this worker's place in the run."""
+"""Several models of one script: the run trains one of them at a time, the newest."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Succession:
     """Relation of one model to the other models of its script.
 
     Args:
-        member: The model's place in the run.
-        stop: The early stop of the model's present `fit`.
-        others: Returns the members of this worker's other models.
+        member: Settings, session and barriers of the model in its run.
+        stop: Agrees with the other scripts on an early end of the model's `fit`.
+        others: Returns the run members of the other models of this worker's script.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Succession:
         """Count a `fit` of this model among the fits of all models of the script.
 
         Args:
-            data: The argument x of the `fit`.
+            data: Argument `x` of the `fit`.
         """
         other_counts = (other.fit_counts for other in self._others())
         self._member.fit_counts = next(
@@ -39,13 +39,13 @@ class Succession:
         return self._member.fit_counts.begin_fit(data)
 
     def begin_fit(self) -> None:
-        """Take over this worker's place in the run from the model that the script trained before.
+        """Let the run train this model instead of the model that the script trained before.
 
-        The next phase then trains this model. The fits of all models are counted together.
+        The next phase of the run trains this model. The fits of all models are counted together.
 
         Raises:
-            ConfigurationError: The other model is still being trained, or a loop trains one of the
-                two models.
+            ConfigurationError: A `fit` of another model of the script is still running, or a custom
+                loop trains this model or another model.
         """
         member = self._member
         if not member.is_offered:
@@ -66,7 +66,7 @@ class Succession:
             member.barriers.on_stop = self._stop.stop
 
     def check_loop(self) -> None:
-        """Reject a training loop if the script has trained another model.
+        """Reject a custom training loop if the script has trained another model in the run.
 
         Raises:
             ConfigurationError: Another model of the script has been trained.
@@ -76,11 +76,11 @@ class Succession:
                 self._refuse(other, in_loop=True)
 
     def _refuse(self, other: RunMember, in_loop: bool) -> NoReturn:
-        """Refuse to train this model together with another model.
+        """Reject the training of this model together with another model of the script.
 
         Args:
-            other: Member of the other model.
-            in_loop: True if a loop trains one of the models.
+            other: Run member of the other model.
+            in_loop: True if a custom loop trains one of the two models.
 
         Raises:
             ConfigurationError: Always.

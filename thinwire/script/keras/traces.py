@@ -1,11 +1,12 @@
 """Adapt a script's TensorFlow functions that cannot run with an exchange unchanged.
 
-XLA cannot compile an exchange. While `tf.function(jit_compile=True)` is traced, a step detects XLA
-before the step changes anything. The function is then traced again without XLA.
+XLA cannot compile an exchange with the parameter server. While a function of
+`tf.function(jit_compile=True)` is traced, a step detects XLA before the step changes any variable.
+The function is then traced again without XLA.
 
-A model that is built by its first step has variables without values in that trace. TensorFlow gives
-the variables values afterwards, and traces the function again. The first trace therefore contains
-no exchange.
+If the first step builds a model, the model's variables have no values in the trace of that step.
+TensorFlow gives the variables values after the first trace, and traces the function again. The
+first trace therefore contains no exchange.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from thinwire.ops.types import ConfigurationError
 
 
 class CannotCompile(ConfigurationError):
-    """A step with an exchange is being traced for XLA, which cannot compile it."""
+    """A step with an exchange is traced for XLA, which cannot compile an exchange."""
 
 
 def refuse_compiling() -> None:
@@ -39,7 +40,7 @@ def refuse_compiling() -> None:
 
 @functools.cache
 def trace_without_xla() -> None:
-    """Trace functions with an exchange without XLA, once for the process."""
+    """Patch `tf.function` to trace functions with an exchange without XLA, once per process."""
     Function.__call__ = _without_xla(Function.__call__)
     Function.get_concrete_function = _without_xla(Function.get_concrete_function)
 
@@ -50,11 +51,11 @@ def _without_xla(alone: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return alone(function, *args, **keywords)
         except CannotCompile:
-            # The trace has stopped midway. Reset the function to its state before its first call,
-            # so that the next call initializes the function again.
+            # The exception has stopped the trace midway. Reset the function to its state before its
+            # first call, so that the next call initializes the function again.
             function._created_variables = None
             function._variable_creation_config = function._no_variable_creation_config = None
-            if not function._jit_compile:  # XLA compiles an enclosing function: reset that one
+            if not function._jit_compile:  # the enclosing function with XLA is reset
                 raise
         function._jit_compile = False
         logging.warning(
@@ -67,14 +68,14 @@ def _without_xla(alone: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def call_with_values(function: Callable[[Any], int], values: Any) -> Any:
-    """Call a function with eager values: now, or whenever the graph in progress is executed.
+    """Call a function with eager values: now, or in each execution of the graph in progress.
 
     Args:
-        function: Gets the structure `values`, with each tensor's value in the present execution.
+        function: Takes the structure `values`, with eager tensors instead of graph tensors.
         values: Any structure of tensors and other objects.
 
     Returns:
-        The function's result, an int32 scalar tensor.
+        Result of the function, an int32 scalar tensor.
     """
     if tf.executing_eagerly():
         return tf.constant(function(values))
@@ -90,17 +91,17 @@ def call_with_values(function: Callable[[Any], int], values: Any) -> Any:
 
 
 def have_values(variables: Iterable[Any]) -> bool:
-    """Return whether Keras variables have values; variables of a first trace have no values."""
+    """Return True if all Keras variables have values; new variables in a trace have no values."""
     with tf.init_scope():
         return all(bool(variable._value.is_initialized()) for variable in variables)
 
 
 def refuse_first_trace() -> None:
-    """Refuse to execute a trace that was made before the variables had values.
+    """Reject the execution of a trace that was made before the model's variables had values.
 
     Raises:
-        ConfigurationError: Always. TensorFlow executes a first trace only if it cannot compute the
-            initial values without it.
+        ConfigurationError: Always. TensorFlow executes a first trace only if the variables' initial
+            values depend on the traced step.
     """
     raise ConfigurationError(
         "the model creates its variables within its first step, and their initial values depend on "

@@ -1,4 +1,4 @@
-"""Traffic of one worker's steps within an epoch."""
+"""Network traffic and staleness of one worker's steps within an epoch."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from thinwire.script.session import StepInfo
 
 @dataclasses.dataclass
 class EpochTraffic:
-    """Sums over the steps of an epoch.
+    """Sums of bytes and staleness over the steps of an epoch on one worker.
 
     Attributes:
         bytes_up: Bytes sent to the shards, framing included.
         bytes_down: Bytes received from the shards, framing included.
         num_exchanges: Number of steps that pushed an update.
-        staleness: Sum of the staleness of all steps that pushed. The staleness of a step is the
-            number of updates by which the model had changed when the step's push was merged.
-        largest_staleness: Largest staleness of one step.
+        staleness: Sum of the staleness of all steps that pushed an update. The staleness of a step
+            is the number of updates that were merged between the worker's pull and its push.
+        largest_staleness: Largest staleness of one step, in updates.
     """
 
     bytes_up: int = 0
@@ -27,7 +27,7 @@ class EpochTraffic:
     largest_staleness: int = 0
 
     def add(self, step: StepInfo) -> None:
-        """Add the traffic of one step to the sums."""
+        """Add the bytes and the staleness of one step to the sums."""
         self.bytes_up += step.bytes_up
         self.bytes_down += step.bytes_down
         if step.exchanged:

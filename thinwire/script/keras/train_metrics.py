@@ -1,14 +1,15 @@
 """Merge the training metrics over the workers at the end of each epoch.
 
 Each worker trains on its own rows, so its metrics describe these rows only. Results of metrics
-cannot be averaged: an AUC, a precision or an F1 score is no mean. States of metrics can be added up
-if they are additive: each update adds an amount that does not depend on the present state. The sum
-of the workers' states is then the state that one worker would have after all rows.
+cannot be averaged: an AUC, a precision or an F1 score is no mean. States of metrics (their
+variables) can be added up if they are additive: each update adds an amount that does not depend on
+the present state. The sum of the workers' states is then the state that one worker would have after
+all rows.
 
-Keras' metrics are additive. Metrics of other classes are tested when they are updated. The first
-update that changes the state is repeated twice, on copies of the state, starting from a reset
-state. The test runs eagerly, once: two more updates in the graph would make its trace three times
-as long, and no later step would execute them.
+Keras' metrics are additive. A metric of another class is tested at its first update that changes
+its state: two more updates with the same batch start from a reset copy of the state. The test runs
+eagerly, once per metric: two more updates in the graph would make the graph's trace three times as
+long, and no later step would execute them.
 """
 
 from __future__ import annotations
@@ -35,39 +36,42 @@ from thinwire.script.keras.traces import call_with_values
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Most bytes of states in one message to a shard; a message has at most one mebibyte.
+#: Largest size of metric states in one message to shard 0, in bytes. A message has at most 1 MiB.
 _MOST_BYTES = 900_000
-#: Attributes that every metric of Keras has.
+#: Names of the attributes that every Keras metric has.
 _OF_KERAS = frozenset(vars(keras.metrics.Metric(name="any")))
-#: Rounding error between two float32 updates with one batch, relative to the state.
+#: Allowed difference between the amounts that two float32 updates with the same batch add, relative
+#: to the metric's state.
 _ROUNDING = 1e-4
 
 
 class _Verdict(enum.IntEnum):
-    """Result of the test whether the states of a metric can be added up."""
+    """Result of the test whether the workers' states of a metric can be added up."""
 
-    UNKNOWN = 0  # no update has changed the state yet
-    ADDITIVE = 1  # each update adds an amount that is independent of the state
-    DEPENDENT = 2  # an update depends on the state before it
+    UNKNOWN = 0  # no update has changed the metric's state yet
+    ADDITIVE = 1  # each update adds an amount that is independent of the metric's state
+    DEPENDENT = 2  # an update depends on the metric's state before the update
 
 
 class TrainMetrics:
-    """Merges the training metrics of one model.
+    """Merges the training metrics of one model over all workers.
 
     Args:
-        member: The model's place in the run.
+        member: Settings, session and barriers of the model in its run.
     """
 
     def __init__(self, member: RunMember) -> None:
         self._member = member
-        self._verdicts: dict[int, tuple[Any, Any]] = {}  # id of a metric -> (metric, its verdict)
-        self._initial: dict[int, NDArray[np.float64]] = {}  # id of a metric -> state at epoch start
+        # id of a metric -> (the metric, tf.Variable with its `_Verdict`).
+        self._verdicts: dict[int, tuple[Any, Any]] = {}
+        # id of a metric -> state of the metric at the start of the epoch.
+        self._initial: dict[int, NDArray[np.float64]] = {}
         self._separate: set[str] = set()  # names of metrics that could not be merged
         self._returned: StepResults | None = None
         self._has_named = False
 
     def begin_fit(self) -> None:
-        """Wrap the updates of metrics of other classes than Keras', before a step is traced."""
+        """Wrap the updates of metrics of the script's own classes, before a step is traced."""
         for metric in self._given():
             if id(metric) not in self._verdicts and not _is_of_keras(metric):
                 verdict = tf.Variable(
@@ -77,12 +81,12 @@ class TrainMetrics:
                 _watch(metric, verdict)
 
     def begin_epoch(self) -> None:
-        """Record the states before an epoch's first batch: zeros, or left by a callback."""
+        """Record the metrics' states before an epoch's first batch; callbacks may have set them."""
         metrics = [*self._given(), *(metric for _, metric in self._metrics())]
         self._initial = {id(metric): _state_of(metric) for metric in metrics}
 
     def describe(self) -> list[pb.MetricState]:
-        """Return the amounts that the epoch's updates have added to the additive states."""
+        """Return the amounts that the epoch's updates have added to additive metrics' states."""
         states, num_bytes = [], 0
         for name, metric in self._metrics():
             added = self._added(metric)
@@ -93,11 +97,11 @@ class TrainMetrics:
         return states
 
     def take(self, states: Iterable[pb.MetricState]) -> None:
-        """Set the metrics to the sums over all workers.
+        """Set the states of the metrics to the sums over all workers.
 
         Args:
-            states: Sums of the metrics that could be merged. All other metrics keep this worker's
-                state.
+            states: Sums over the workers of the amounts that `describe` returns. A metric without a
+                sum keeps this worker's state.
         """
         sums = {state.name: np.frombuffer(state.values, "<f8") for state in states}
         self._separate = set()
@@ -108,20 +112,22 @@ class TrainMetrics:
                 self._separate.add(metric.name)
 
     def note_returned(self, logs: Any) -> None:
-        """Find the metrics whose results the last step has returned, before states are merged.
+        """Find metrics' results among the numbers that the epoch's last step has returned.
+
+        The method must be called before the metrics' states are merged over the workers.
 
         Args:
-            logs: Return value of the step.
+            logs: Return value of the epoch's last train_step.
         """
         self._returned = StepResults(logs, [metric for _, metric in self._metrics()])
 
     def complete(self, logs: Any, are_results: bool) -> Any:
         """Return an epoch's logs with the results of the merged metrics.
 
-        One warning names the numbers that describe only this worker's rows.
+        A warning, logged once, names the numbers in the logs that describe only this worker's rows.
 
         Args:
-            logs: The epoch's logs, after the states were merged.
+            logs: The epoch's logs, after the metrics' states were merged.
             are_results: True if Keras took the logs from the metrics; False if a train_step of the
                 script returned the logs.
         """
@@ -147,9 +153,13 @@ class TrainMetrics:
             )
 
     def _added(self, metric: Any) -> NDArray[np.float64] | None:
-        """Return the amount that an epoch has added to a state; None if it cannot be merged."""
+        """Return the amount that an epoch has added to a metric's state.
+
+        Returns:
+            [n] float64 amounts; None if the metric cannot be merged over the workers.
+        """
         state, initial = _state_of(metric), self._initial.get(id(metric))
-        # A metric, or its variables, may have been created by the first step: it began at zero.
+        # If the first step has created the metric or its variables, the metric began at zero.
         if initial is None or not initial.size:
             initial = self._initial[id(metric)] = np.zeros_like(state)
         if not state.size or state.size != initial.size:
@@ -164,7 +174,7 @@ class TrainMetrics:
         return state - initial
 
     def _given(self) -> Iterator[Any]:
-        """Yield the model's metrics; CompileMetrics lists its metrics itself only after a step."""
+        """Yield the model's metrics before its first step, when CompileMetrics lists no metrics."""
         for metric in self._member.model.metrics:
             if isinstance(metric, CompileMetrics):
                 metrics = keras.tree.flatten([metric._user_metrics, metric._user_weighted_metrics])
@@ -177,7 +187,7 @@ class TrainMetrics:
                 yield metric
 
     def _metrics(self) -> Iterator[tuple[str, Any]]:
-        """Yield the model's metrics with unique names, the metrics of `compile` one by one."""
+        """Yield (unique name, metric) for each metric of the model and each metric of `compile`."""
         number = 0
         for metric in self._member.model.metrics:
             for single_metric in (
@@ -188,30 +198,30 @@ class TrainMetrics:
 
 
 def _is_of_keras(metric: Any) -> bool:
-    """Return whether Keras' own code updates a metric's state; a subclass may override result."""
+    """Return True if Keras' own code updates a metric's state; `result` may be the script's."""
     is_keras_update = str(type(metric).update_state.__module__).startswith("keras.")
     return is_keras_update and not metric._metrics
 
 
 def _state_of(metric: Any) -> NDArray[np.float64]:
-    """Return a copy of all variables of a metric as one vector."""
+    """Return a copy of all variables of a metric as one float64 vector."""
     parts = [np.ravel(np.asarray(variable.value, np.float64)) for variable in metric.variables]
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
 def _without_effect(metric: Any) -> Any:
-    """Return a copy of a metric with shared variables and separate other attributes."""
-    copied = object.__new__(type(metric))  # without __init__, which may need arguments
+    """Return a copy of a metric that has the same variables but copies of lists, dicts and sets."""
+    copied = object.__new__(type(metric))  # `__init__` may require arguments
     vars(copied).update(vars(metric))
     for name, value in vars(metric).items():
         if isinstance(value, list | dict | set) and name not in _OF_KERAS:
             vars(copied)[name] = copy.copy(value)
-    vars(copied).pop("update_state", None)  # the wrapper of `_watch`, which is the original's
+    vars(copied).pop("update_state", None)  # without the wrapper that `_watch` has set
     return copied
 
 
 def _attributes(metric: Any) -> dict[str, Any]:
-    """Return a metric's attributes as ids, to detect a change of an attribute or its elements."""
+    """Return the ids of a metric's attributes and their elements, to detect changes of them."""
     return {
         name: list(map(id, value)) if isinstance(value, list | dict | set) else id(value)
         for name, value in vars(metric).items()
@@ -228,18 +238,18 @@ def _assign(metric: Any, state: NDArray[np.float64]) -> None:
 
 
 def _watch(metric: Any, verdict: tf.Variable) -> None:
-    """Wrap a metric's updates; the first update that changes the state decides the verdict.
+    """Wrap a metric's updates: the first update that changes the state decides the verdict.
 
     Args:
-        metric: A metric of the script.
-        verdict: Variable that the verdict is written to, within the graph of a step or eagerly.
+        metric: Metric of a class that is not Keras' own.
+        verdict: Variable that the `_Verdict` is written to, within the graph of a step or eagerly.
     """
     alone = metric.update_state
 
     @functools.wraps(alone)
     def update_state(*args: Any, **keywords: Any) -> Any:
         result = alone(*args, **keywords)
-        if not backend.in_stateless_scope():  # in the scope, Keras builds or `_probe` runs
+        if not backend.in_stateless_scope():  # not while Keras builds or `_probe` runs
             tf.cond(
                 tf.equal(verdict, _Verdict.UNKNOWN),
                 lambda: verdict.assign(
@@ -253,7 +263,16 @@ def _watch(metric: Any, verdict: tf.Variable) -> None:
 
 
 def _probe(metric: Any, args: Any, keywords: Any) -> Any:
-    """Update a copy of a metric's state twice with one batch; return the verdict, a tensor."""
+    """Update a copy of a metric twice with the same batch, and compare the added amounts.
+
+    Args:
+        metric: Metric of a class that is not Keras' own.
+        args: Positional arguments of the update.
+        keywords: Keyword arguments of the update.
+
+    Returns:
+        The `_Verdict`, as an int32 scalar tensor.
+    """
     if not metric.variables:
         return tf.constant(_Verdict.DEPENDENT)
     try:

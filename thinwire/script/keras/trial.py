@@ -1,4 +1,4 @@
-"""Trial of a model's own train_step before the first step, to find which optimizers step in it."""
+"""Trial of a model's train_step before the first step, to find out which optimizers it calls."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from thinwire.script.keras.step import recording
 
 
 class StepTrial:
-    """Finds the plan of a train_step without taking the step.
+    """Finds out which optimizers a train_step calls and which variables they step.
+
+    No optimizer steps in a trial.
 
     Attributes:
         train_step: The model's own train_step, as it was before `distribute`.
     """
 
     def __init__(self, model: keras.Model) -> None:
-        """Store the model and its train_step; a trial starts later."""
+        """Store the model and its train_step, without a trial."""
         self._model, self.train_step = model, model.train_step
 
     @property
@@ -38,22 +40,29 @@ class StepTrial:
     def is_needed(self) -> bool:
         """True if only a trial shows which optimizers step, or creates the model's variables.
 
-        A variable that is created inside a trace has no value yet, but a PS is offered values.
+        A variable that a trace creates has no value yet, but the offer to the PS contains values.
         """
         if not self.is_standard:
             return True
         return not (is_built(self._model) or self._model.run_eagerly)
 
     def in_graph(self, data_spec: Any) -> StepPlan:
-        """Return the plan of the train_step for mini-batches of this form, by tracing it.
+        """Return the optimizers and variables of the train_step, by tracing it.
+
+        Args:
+            data_spec: Tensor specs of a mini-batch: shapes and dtypes.
 
         Raises:
-            ConfigurationError: No optimizer steps in the train_step.
+            ConfigurationError: The train_step calls no optimizer.
         """
         return self._plan(lambda: try_in_graph(self.train_step, data_spec))
 
     def eagerly(self, data: Any) -> StepPlan:
-        """Return the plan of the train_step by calling it for a mini-batch."""
+        """Return the optimizers and variables of the train_step, by calling it once.
+
+        Args:
+            data: Mini-batch for the call.
+        """
 
         def attempt() -> None:
             try_eagerly(self.train_step, data, lambda: self._model.variables)
@@ -62,10 +71,10 @@ class StepTrial:
         return self._plan(attempt)
 
     def before_first(self, join: Callable[[StepPlan], object]) -> None:
-        """Try the train_step before the first step, and call `join` with the plan, if needed.
+        """If a trial is needed, try the train_step before the first step of a graph.
 
         Args:
-            join: Takes the plan of the step.
+            join: Called with the optimizers and variables that the trial has found; joins the run.
         """
         model = self._model
         if model.run_eagerly or not self.is_needed:
@@ -73,7 +82,7 @@ class StepTrial:
         before_first_step(model, lambda data_spec: join(self.in_graph(data_spec)))
 
     def refuse_without_step(self) -> NoReturn:
-        """Reject the train_step, because it calls no optimizer."""
+        """Reject the train_step with a ConfigurationError, because it calls no optimizer."""
         raise ConfigurationError(
             f"the train_step of {self._model.name!r} does not step with any optimizer of Keras, so "
             "each worker would train alone; expected self.optimizer.apply_gradients(...), or the "
@@ -84,7 +93,8 @@ class StepTrial:
         num_variables = len(self._model.variables)
         with recording() as recorder:
             attempt()
-        # Variables that the attempt has created have no gradients in it: repeat the attempt.
+        # If the attempt has created variables, the recorded calls lack the gradients of these
+        # variables. So the attempt is repeated, now with all variables.
         if len(self._model.variables) > num_variables:
             return self._plan(attempt)
         plan = recorder.plan()
