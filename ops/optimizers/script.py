@@ -134,22 +134,22 @@ class ScriptUpdate(GradientsOnly):
         return self.offer.optimizer
 
     @property
-    def keeps_sparse(self) -> bool:  # type: ignore[override]
+    def keeps_sparse(self) -> bool:
         """True for plain SGD: a sparse update changes only weights for which it has a value."""
         return self._is_flat and not self.described.config.get("momentum")
 
     @property
-    def needs_whole_variables(self) -> bool:  # type: ignore[override]
+    def needs_whole_variables(self) -> bool:
         """True if a variable must not be divided into parts on several shards."""
         return not is_elementwise(self.described) or bool(self.rules.constraints)
 
     @property
-    def needs_one_shard(self) -> bool:  # type: ignore[override]
+    def needs_one_shard(self) -> bool:
         """True if the optimizer clips gradients by the norm over all variables of the model."""
         return bool(self.described.config.get("global_clipnorm"))
 
     @property
-    def needs_dense(self) -> bool:  # type: ignore[override]
+    def needs_dense(self) -> bool:
         """True if the optimizer would divide by zero when workers push sparse gradients."""
         return self.described.name in allow_list.DENSE_ONLY
 
@@ -355,7 +355,7 @@ class ScriptUpdates(GradientsOnly):
     updates: tuple[ScriptUpdate, ...]
 
     @property
-    def num_optimizers(self) -> int:  # type: ignore[override]
+    def num_optimizers(self) -> int:
         """Number of the script's optimizers."""
         return len(self.updates)
 
@@ -365,17 +365,17 @@ class ScriptUpdates(GradientsOnly):
         return next((u for u in self.updates if u.needs_dense), self.updates[0]).described
 
     @property
-    def needs_whole_variables(self) -> bool:  # type: ignore[override]
+    def needs_whole_variables(self) -> bool:
         """True if a variable must not be divided into parts on several shards."""
         return any(update.needs_whole_variables for update in self.updates)
 
     @property
-    def needs_one_shard(self) -> bool:  # type: ignore[override]
+    def needs_one_shard(self) -> bool:
         """True if one of the optimizers clips gradients by the norm over all its variables."""
         return any(update.needs_one_shard for update in self.updates)
 
     @property
-    def needs_dense(self) -> bool:  # type: ignore[override]
+    def needs_dense(self) -> bool:
         """True if one of the optimizers would divide by zero when workers push sparse gradients."""
         return any(update.needs_dense for update in self.updates)
 
