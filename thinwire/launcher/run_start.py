@@ -55,7 +55,7 @@ def find_start(run: Run, script: Sequence[str] = (), is_elsewhere: bool = False)
     """Find out from the run directory whether a run begins, resumes or is finished.
 
     Args:
-        run: The run's settings.
+        run: Settings of the run, from the flags.
         script: The workers' script and its arguments; empty if the workers run no script.
         is_elsewhere: True if the PS may run on hosts that do not share this host's disk.
 

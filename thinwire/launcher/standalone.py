@@ -43,7 +43,7 @@ def main(run: Run) -> int:
     """Train the model in this process until the run ends; return the exit code.
 
     Raises:
-        ConfigurationError: The data's shapes contradict the model, or the batch size the data.
+        ConfigurationError: The data, the model and the batch size contradict each other.
         Diverged: The loss of a training step is not finite.
     """
     settings = worker_flags.read(run.nb_workers)
