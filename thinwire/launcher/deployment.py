@@ -47,7 +47,7 @@ class CodeDeployment:
 
     # Working directory of nodes on the host; a relative path starts at the home directory
     folder: str
-    node: tuple[str, ...]  # Python's arguments that run a node on the host
+    node: tuple[str, ...]  # arguments of Python that run a node on the host
     script: tuple[str, ...]  # Python's arguments that run a script on the host
     watchdog: tuple[str, ...]  # Python's arguments that run the watchdog on the host
     flags: tuple[str, ...]  # flags that name files, with the paths of the copied files on the host
@@ -59,7 +59,7 @@ class CodeDeployment:
 
         Args:
             node: Node to start.
-            own_flags: Flags that the launcher adds to the node's command line for this host.
+            own_flags: Flags that the launcher adds to the node's command line for the node's host.
         """
         if node.script and self.archive is not None:
             if node.script[0] != MODULE_OPTION:
@@ -70,7 +70,7 @@ class CodeDeployment:
 
 
 def code_deployment(script_folder: pathlib.Path | None = None) -> CodeDeployment:
-    """Return where hosts have the code: this process's folder, or the folder of --sync_dst_dir.
+    """Return where hosts have the code: at the current folder's path, or in --sync_dst_dir.
 
     Args:
         script_folder: Folder of the script, copied with the code; None if the run has no script.

@@ -72,7 +72,7 @@ class RecordedLaunch:
         return module_words(self.module, self.path, self.arguments)
 
     def warnings(self) -> Iterator[str]:
-        """Yield changes since the earlier run (packages, script, folder) that may affect results."""
+        """Yield changes of packages, script and folder since the earlier run, as text lines."""
         now = versions()
         for name in sorted({*now, *self.versions}):
             before, after = self.versions.get(name, "none"), now.get(name, "none")

@@ -534,8 +534,8 @@ def _connect(ray: Any, environment: dict[str, Any], wanted: dict[str, float]) ->
     Args:
         ray: The imported package `ray`.
         environment: The runtime environment of the run's actors.
-        wanted: Ray's resource name -> amount that all actors request. A local Ray gets at least the
-            CPUs.
+        wanted: Ray's resource name -> amount that all actors request. A local Ray gets at least
+            this number of CPUs.
 
     Raises:
         Unreachable: No Ray cluster answers at the configured address.

@@ -181,7 +181,7 @@ class Node:
         Args:
             node: Python's arguments that run a node on its host, for example `program.NODE`.
             script: Python's arguments that run a script on the host, for example `program.SCRIPT`.
-            own_flags: Flags that the launcher adds for the node's host.
+            own_flags: Flags that the launcher adds to the command line for the node's host.
         """
         if self.script:
             return [*script, *self.flags, *own_flags, "--", *self.script]
@@ -438,7 +438,7 @@ class Cluster:
     Attributes:
         run_settings: Settings of the run, from the flags.
         rules: Rules for ending the other nodes when a node ends.
-        launcher: Launcher that starts the nodes.
+        launcher: Launcher that starts the nodes on their hosts.
         nodes: Nodes to start, in order of their start.
         children: State of each started node, in order of the first start.
         interrupted: Event that is set by the first end signal (for example Ctrl-C): all nodes end.

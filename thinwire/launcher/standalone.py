@@ -1,6 +1,6 @@
 """The Standalone role: trains in one process without a network, and writes a run's records.
 
-A Standalone run is the reference for the accuracy and speed of distributed runs.
+A Standalone run is the reference to which accuracy and speed of distributed runs are compared.
 """
 
 from __future__ import annotations
