@@ -42,7 +42,7 @@ class SelectWithFeedback(Protocol):
         threshold: float = 0.0,
         /,
     ) -> SelectedWithThreshold:
-        """Do ``residual += factor * addend``, remove the selected entries and return them."""
+        """Do ``residual += factor * addend``, then remove and return the selected entries."""
 
 
 class SelectOfEach(Protocol):
@@ -66,7 +66,7 @@ class SelectOfChunks(Protocol):
     def __call__(
         self, residual: Float32, addend: Float32, k: int, chunk: int, factor: float = 1.0, /
     ) -> Selected:
-        """Do ``residual += factor * addend``, remove the selected entries and return them."""
+        """Do ``residual += factor * addend``, then remove and return the selected entries."""
 
 
 class Accumulate(Protocol):

@@ -14,9 +14,9 @@ PLACES = tf.TensorSpec([None], tf.int64)
 NUMBER = tf.TensorSpec([], tf.int32)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-#: True if there is a GPU, else None. XLA fuses operations that otherwise need one pass over memory
-#: each, but XLA lacks operations that only a CPU can do, and compiles again for every array length.
-#: Without a GPU, TensorFlow's own operations start faster.
+#: True: compile functions with XLA, because there is a GPU. None: run TensorFlow's kernels, which
+#: start faster without a GPU. XLA fuses operations that otherwise each need one pass over memory,
+#: but it lacks operations that only a CPU can do, and compiles again for every array length.
 USES_XLA = True if tf.config.list_physical_devices("GPU") else None
 
 
@@ -67,11 +67,11 @@ class DeviceArray:
 
     @property
     def size(self) -> int:
-        """Number of entries in the array."""
+        """Number of entries in the device array."""
         return int(self.value.shape[0])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Return a copy of the array on the host."""
+        """Return a numpy array with a copy of this device array."""
         del copy
         return np.asarray(self.value.numpy(), dtype)
 
@@ -95,7 +95,7 @@ class DeviceArray:
             raise IndexError(f"{where} of a DeviceArray cannot be set; expected positions or [:]")
 
     def any(self) -> bool:
-        """Return True if the array has an entry that is not 0."""
+        """Return True if the device array has an entry that is not 0."""
         return bool(tf.reduce_any(self.value != 0))
 
     def zeros(self) -> DeviceArray:
@@ -103,7 +103,7 @@ class DeviceArray:
         return DeviceArray(tf.zeros_like(self.value))
 
     def __len__(self) -> int:
-        """Return the number of entries in the array."""
+        """Return the number of entries in the device array."""
         return self.size
 
     def __add__(self, other: Any) -> DeviceArray:

@@ -22,7 +22,7 @@ _PIECE = 1 << 17  # number of entries handled together: they and their magnitude
 
 
 def chunk_top_k(x: Float32, k: int, chunk: int) -> tuple[Int64, Float32]:
-    """Return the k entries of largest magnitude of each chunk.
+    """Return the k entries of largest magnitude in each chunk (run of entries) of an array.
 
     Among equal magnitudes, the entries with the lowest indices are selected. Zeros are never
     selected, so fewer than k entries of a chunk can be returned.
@@ -42,7 +42,7 @@ def chunk_top_k(x: Float32, k: int, chunk: int) -> tuple[Int64, Float32]:
 def feedback_chunk_top_k(
     residual: Float32, addend: Float32, k: int, chunk: int, factor: float = 1.0
 ) -> tuple[Int64, Float32]:
-    """Add to a residual, then remove and return the entries that `chunk_top_k` selects.
+    """Add an addend to a residual, then remove and return the entries that `chunk_top_k` selects.
 
     Args:
         residual: [n] float32, changed in place: ``+= factor * addend``, then zero where selected.

@@ -118,7 +118,7 @@ def as_kept(saved: State, fresh: State) -> State:
 
 
 def apply_sparse(theta: Float32, indices: Int64, values: Float32, rate: float | Float32) -> None:
-    """Do ``theta[indices] -= rate * values`` in place.
+    """Subtract a sparse update from weights: ``theta[indices] -= rate * values`` in place.
 
     Args:
         theta: [n] float32, weights, changed in place.
@@ -206,7 +206,7 @@ def _add_hits(
         for touched in positions:
             counter[touched] += increment
         sigma[part] += counter.take(indices[part] - start)
-        for touched in positions:  # scratch must be all zero for the next region and call
+        for touched in positions:  # set scratch to zero again for the next region and call
             counter[touched] = 0
 
 
@@ -505,7 +505,7 @@ def _levels(values: Float32, lows: Float32, steps: Float32, bits: int) -> NDArra
     # A block of equal values has step 0: divide its differences, which are 0, by 1.
     levels /= np.where(steps > 0, steps, np.float32(1))
     np.minimum(levels, np.float32(2**bits - 1), out=levels)
-    return levels.astype(_dtype(bits))  # the cast truncates: floor, as no level is negative
+    return levels.astype(_dtype(bits))  # the cast truncates, which equals floor for levels >= 0
 
 
 def _dtype(bits: int) -> type:
@@ -535,7 +535,8 @@ def best_first(scores: Sequence[Float32], classes: NDArray[np.uint8]) -> Int64:
         classes: [m] uint8, class of each score: class 0 comes first, then class 1; class 2 is
             omitted from the result.
     """
-    order = np.lexsort((-joined(scores), classes))  # lexsort is stable
+    # lexsort is stable: equal scores of a class stay in order of their positions.
+    order = np.lexsort((-joined(scores), classes))
     positions: Int64 = order[: int(np.count_nonzero(classes < 2))]
     return positions
 
@@ -622,7 +623,7 @@ def entries(left: Float32, right: Float32, first: int, size: int) -> Float32:
 
 
 def power_step(tensor: Float32, right: Float32) -> tuple[Float32, Float32] | None:
-    """Approximate M by one step of subspace iteration: P = orthonormal(M Q), then Q = M^T P.
+    """Approximate a matrix M by P Q^T in one power step: P = orthonormal(M Q), then Q = M^T P.
 
     Args:
         tensor: Matrix M, row by row: [rows * columns] float32, finite.

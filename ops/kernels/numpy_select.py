@@ -98,7 +98,7 @@ def top_k(x: Float32, k: int) -> tuple[Int64, Float32]:
 def feedback_top_k(
     residual: Float32, addend: Float32, k: int, factor: float = 1.0, hint: float = 0.0
 ) -> tuple[Int64, Float32, float]:
-    """Add to a residual, then remove and return its k largest entries: one error-feedback step.
+    """Add an addend to a residual, then remove and return the k largest entries of the sum.
 
     Args:
         residual: [n] float32, changed in place: ``+= factor * addend``, then zero where selected.
@@ -300,7 +300,7 @@ def at_least(x: Float32, threshold: np.float32, expected: int) -> tuple[Int64, F
 def add_at_least(
     residual: Float32, addend: Float32, threshold: np.float32, factor: float, expected: int
 ) -> tuple[Int64, Float32]:
-    """Do ``residual += factor * addend`` [n] in place, then apply `at_least` to the residual."""
+    """Do ``residual += factor * addend`` in place, then return `at_least` of the residual."""
     if expected > _PEELED_FRACTION * residual.size:
         accumulate(residual, addend, factor)
         return _scan_dense(residual, threshold)
@@ -319,7 +319,7 @@ def _sampled_threshold(
     """Estimate a magnitude that slightly more than k entries reach; 0 if a scan does not pay."""
     if not _is_worth_a_scan(x.size, k):
         return np.float32(0)
-    stride = max(1, k // _SAMPLED_KEPT) | 1  # odd, so as not to sample one column of a matrix
+    stride = max(1, k // _SAMPLED_KEPT) | 1  # odd: an even stride can hit one column of a matrix
     sample = x[::stride]
     if addend is not None:
         sample = sample + np.float32(factor) * addend[::stride]

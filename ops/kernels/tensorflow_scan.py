@@ -37,7 +37,8 @@ def _largest(x: Any, k: Any, stride: Any, rank: Any) -> tuple[Any, Any]:
     the threshold, all non-zero entries are candidates.
     """
     magnitudes = magnitudes_of(x)
-    threshold = tf.maximum(_at_rank(magnitudes[::stride], rank), 1)  # zeros are never selected
+    # 1 is the lowest nonzero magnitude in bits: zeros are never selected.
+    threshold = tf.maximum(_at_rank(magnitudes[::stride], rank), 1)
     places = _places_of(magnitudes >= threshold)
     if tf.size(places) < k:
         places = _places_of(magnitudes > 0)

@@ -150,7 +150,7 @@ def top_k(x: Any, k: int) -> tuple[Int64, Float32]:
 def feedback_top_k(
     residual: Any, addend: Any, k: int, factor: float = 1.0, hint: float = 0.0
 ) -> tuple[Int64, Float32, float]:
-    """Add to a residual, then remove and return its k largest entries as numpy arrays.
+    """Add an addend to a residual, then remove and return the sum's k largest entries.
 
     A DeviceArray changes on the device, a numpy residual on the host. The returned hint is 0.
     """
@@ -199,7 +199,7 @@ def chunk_top_k(x: Any, k: int, chunk: int) -> tuple[Int64, Float32]:
 def feedback_chunk_top_k(
     residual: Any, addend: Any, k: int, chunk: int, factor: float = 1.0
 ) -> tuple[Int64, Float32]:
-    """Add to a residual, then remove and return the k largest entries of each of its chunks."""
+    """Add an addend to a residual, then remove and return the k largest entries of each chunk."""
     if not isinstance(residual, DeviceArray):
         return numpy_chunks.feedback_chunk_top_k(residual, np.asarray(addend), k, chunk, factor)
     accumulate(residual, addend, factor)
