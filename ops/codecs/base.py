@@ -63,12 +63,12 @@ class EncodeContext:
     leaves_dense: bool = False
     # A wrapper sets `keep`, `factors` and `finite` for the codec inside the wrapper.
     keep: float | None = None  # fraction of entries to send; None: the codec's compression rate
-    factors: tuple[float, ...] | None = None  # factor of each tensor, for takes_factors; None: 1
+    factors: tuple[float, ...] | None = None  # one per tensor, to multiply it by; None: all are 1
     finite: bool = False  # True: a check has found neither NaN nor infinity in the tensors
 
 
 class Codec(Policy, Protocol):
-    """Encodes the tensors of one step into a packet."""
+    """Encodes the tensors of a worker's step (gradients or changes) into a packet to send."""
 
     @property
     def kind(self) -> Kind:

@@ -50,7 +50,7 @@ class Dense(StatelessCodec):
     kind: ClassVar[Kind] = Kind.GRADIENT
 
     def __post_init__(self) -> None:
-        """Reject an unknown value dtype."""
+        """Reject a `value_dtype` that is neither in VALUE_DTYPES nor in FEW_BITS."""
         check_value_dtype(self.value_dtype)
 
     def encode(

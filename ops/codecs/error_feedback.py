@@ -87,7 +87,7 @@ def with_momentum(codec: Codec, momentum: float) -> Codec:
 
 
 def wrappers_of(codec: Codec) -> Iterator[CodecWrapper]:
-    """Yield a codec's wrappers, the outermost first."""
+    """Yield the wrappers around a codec, the outermost wrapper first."""
     while isinstance(codec, CodecWrapper):
         yield codec
         codec = codec.inner
@@ -135,7 +135,7 @@ class ErrorFeedback(CodecWrapper):
     ahead: float = 0.0
 
     def __post_init__(self) -> None:
-        """Reject a momentum that does not decay, and fractions outside 0 to 1."""
+        """Reject a `carry` outside 0 to below 1, and other fractions outside 0 to 1."""
         if self.carry is not None and not 0 <= self.carry < 1:
             raise ConfigurationError(f"--dgs_momentum={self.carry}: expected 0 <= momentum < 1.")
         if not 0 <= self.decay <= 1:
@@ -225,7 +225,7 @@ class MomentumCorrection(CodecWrapper):
     masking: bool = True
 
     def __post_init__(self) -> None:
-        """Reject a momentum that does not decay."""
+        """Reject a momentum outside 0 to below 1."""
         if self.momentum is not None and not 0 <= self.momentum < 1:
             raise ConfigurationError(f"--dgc_momentum={self.momentum}: expected 0 <= momentum < 1.")
 
@@ -241,7 +241,7 @@ class MomentumCorrection(CodecWrapper):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the inner codec's packet for the velocity.
+        """Return the inner codec's packet for the velocity (the gradients with momentum).
 
         Raises:
             NonFiniteUpdate: A tensor to encode holds NaN or infinity; the velocity is unchanged.
@@ -255,7 +255,7 @@ class MomentumCorrection(CodecWrapper):
             for u, tensor, factor in zip(velocity, tensors, factors, strict=True):
                 step = tensor * tensor.dtype.type(factor)
                 u += step
-                ctx.kernels.accumulate(step, u, momentum)  # h + m (u + h)
+                ctx.kernels.accumulate(step, u, momentum)  # step is now h + m (u + h)
                 u *= u.dtype.type(momentum)
                 passed_on.append(step)
         else:

@@ -56,7 +56,7 @@ class PowerSgd(StatelessCodec):
     kind: ClassVar[Kind] = Kind.GRADIENT
 
     def __post_init__(self) -> None:
-        """Reject a rank below 1, and an unknown value dtype."""
+        """Reject a `powersgd_rank` below 1, and a `value_dtype` that is not in VALUE_DTYPES."""
         if self.powersgd_rank < 1:
             raise ConfigurationError(
                 f"--powersgd_rank={self.powersgd_rank}: expected 1 or more columns of each factor "

@@ -156,7 +156,7 @@ class Clip(CodecWrapper):
 
 
 def has_clipping(codec: Codec) -> bool:
-    """Return whether one of the codec's wrappers is a `Clip`."""
+    """Return whether the codec clips tensors: whether one of its wrappers is a `Clip`."""
     while isinstance(codec, CodecWrapper):
         if isinstance(codec, Clip):
             return True

@@ -239,13 +239,15 @@ class BackupWeights:
     """
 
     def __init__(self) -> None:
-        """Start without copies."""
-        self._versions: dict[int, int] = {}  # worker -> version that the worker received last
-        self._copies: dict[int, Float32] = {}  # version -> [n] float32, read-only
+        """Start without copies of the shard's weights."""
+        # Worker -> version of the weights that the worker received last.
+        self._versions: dict[int, int] = {}
+        # Version -> the shard's weights [n] float32 at that version, read-only.
+        self._copies: dict[int, Float32] = {}
 
     @property
     def copies(self) -> Mapping[int, Float32]:
-        """Version -> the shard's weights [n] float32 at that version."""
+        """Version of the shard -> copy of the shard's weights [n] float32 at that version."""
         return self._copies
 
     @property

@@ -75,7 +75,7 @@ class DownSparse(DownCodec):
 
     @property
     def ratio(self) -> float:
-        """The fraction of each slice's entries to send."""
+        """The fraction of each slice's entries that a sparse reply sends."""
         return self.compression_rate if self.down_ratio is None else self.down_ratio
 
     def init(self, size: int) -> State:
@@ -87,7 +87,7 @@ class DownSparse(DownCodec):
         return {"replicas": {}, "resync": resync, "scratch": scratch}
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
-        """Return the request itself: no two requests share a reply."""
+        """Return the request itself as the key: no two requests share a sparse reply."""
         return request
 
     def forget(self, worker: int, state: State) -> State:
@@ -169,7 +169,7 @@ class DownAuto(DownSparse):
         """Reject a `switch_fraction`, `push_factor` or `patience` out of its range."""
         super().__post_init__()
         check_fraction("switch_fraction", self.switch_fraction)
-        if not self.push_factor >= 0:  # rejects NaN too
+        if not self.push_factor >= 0:  # rejects NaN too, as comparisons with NaN are False
             raise ConfigurationError(f"push_factor={self.push_factor}: expected 0 or more.")
         if self.patience < 1:
             raise ConfigurationError(f"patience={self.patience}: expected 1 or more replies.")

@@ -104,7 +104,7 @@ class RelayedRounds:
 
 @dataclasses.dataclass(frozen=True)
 class RepeatedRound:
-    """A relayed round as the receiving worker decodes it.
+    """A relayed round (updates that a shard merged) as the receiving worker decodes it.
 
     Attributes:
         updates: Blocks of each worker's update, in the order in which the updates are summed; None

@@ -1,8 +1,8 @@
-"""Array operations of the policies: select, quantize, apply updates, count hits.
+"""Kernels: the array operations of codecs and other policies, in numpy and in TensorFlow.
 
-Policies call the functions of a `Kernels` object. numpy or TensorFlow implements these functions,
-so the same policy runs on a CPU and on a GPU. `load_kernels` returns the implementation that
---kernels names.
+Policies call the functions of a `Kernels` object, for example to select or quantize entries. numpy
+or TensorFlow implements these functions, so the same policy runs on a CPU and on a GPU.
+`load_kernels` returns the implementation that the flag --kernels names.
 """
 
 from thinwire.ops.kernels.base import Kernels

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32, Int64
 
-    #: Ascending positions [m], and the values [m] at these positions.
+    #: Selected entries: ascending positions [m], and the values [m] at these positions.
     Selected = tuple[Int64, Float32]
-    #: Positions [m], values [m], and the magnitude threshold for the next selection.
+    #: Selected entries: positions [m], values [m], and the threshold for the next selection.
     SelectedWithThreshold = tuple[Int64, Float32, float]
-    #: Positions of the entries that a release changed; None means all entries.
+    #: Positions of the weights that a release (a merged update) changed; None means all weights.
     HitSet = NDArray[np.integer] | None
 
 
@@ -42,11 +42,11 @@ class SelectWithFeedback(Protocol):
         threshold: float = 0.0,
         /,
     ) -> SelectedWithThreshold:
-        """Do ``residual += factor * addend``, remove the selected entries and return them."""
+        """Do ``residual += factor * addend``, then remove and return the selected entries."""
 
 
 class SelectOfEach(Protocol):
-    """Function that selects entries from several residuals, each with its own addend."""
+    """Function that selects entries from several residuals, after adding an addend to each."""
 
     def __call__(
         self,
@@ -57,7 +57,7 @@ class SelectOfEach(Protocol):
         hints: Sequence[float],
         /,
     ) -> list[SelectedWithThreshold]:
-        """Apply a `SelectWithFeedback` function to each residual."""
+        """Apply a `SelectWithFeedback` function to each residual, and return each result."""
 
 
 class SelectOfChunks(Protocol):
@@ -66,11 +66,11 @@ class SelectOfChunks(Protocol):
     def __call__(
         self, residual: Float32, addend: Float32, k: int, chunk: int, factor: float = 1.0, /
     ) -> Selected:
-        """Do ``residual += factor * addend``, remove the selected entries and return them."""
+        """Do ``residual += factor * addend``, then remove and return the selected entries."""
 
 
 class Accumulate(Protocol):
-    """Function that adds to an array in place."""
+    """Function that adds one array to another in place."""
 
     def __call__(
         self, target: Float32, addend: Float32, factor: float = 1.0, decay: float = 1.0, /
@@ -80,56 +80,60 @@ class Accumulate(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """One implementation of the kernels. The numpy implementation documents each function.
+    """One implementation of the kernels (array operations), in numpy or in TensorFlow.
 
-    The selection functions are in `thinwire.ops.kernels.numpy_select` and `numpy_chunks`. The
-    functions for values of few bits are in `few_bits`. All other functions are in
-    `thinwire.ops.kernels.numpy_ops`.
+    The docstrings of the numpy functions document each operation. Selection functions are in
+    `thinwire.ops.kernels.numpy_select` and `numpy_chunks`. Functions for values of few bits are in
+    `few_bits`. All other functions are in `thinwire.ops.kernels.numpy_ops`.
 
     Attributes:
-        name: Name of the implementation, "numpy" or "tf".
+        name: Name of the implementation, "numpy" or "tf" (TensorFlow).
         top_k: (x [n], k) -> positions and values of the k entries of largest magnitude.
         feedback_top_k: Adds an addend to a residual, then removes and returns the k largest
             entries, exactly.
-        feedback_of_each: Does `feedback_top_k` for several residuals, each with its own addend.
+        feedback_of_each: Does `feedback_top_k` for several residuals with one addend for each.
         carried_top_k: (x [n], k, threshold of the previous step) -> about k of the largest entries,
-            and the next threshold.
+            and the threshold for the next step.
         feedback_carried: Does `carried_top_k` for the sum of a residual and an addend.
         chunk_top_k: (x [n], k, entries per chunk) -> the k largest entries of each chunk.
         feedback_chunk_top_k: Does `chunk_top_k` for the sum of a residual and an addend.
         random_k: (n, k, rng) -> k random positions below n.
-        accumulate: Adds to an array in place.
+        accumulate: Computes ``target = decay * target + factor * addend`` in place.
         zeros: (sizes) -> one array of zeros for each size, for a codec's state.
-        joined: (arrays) -> one array with the entries of all arrays.
+        joined: (arrays) -> one array with the entries of all arrays, in order.
         first_not_finite: (tensors) -> index of the first tensor with NaN or infinity, or None.
         norm: (x [n]) -> L2 norm of x.
-        as_saved: (state) -> the state with numpy arrays only.
+        as_saved: (codec state) -> the state for a checkpoint, with numpy arrays only.
         as_kept: (saved state, fresh state) -> the saved state, with its arrays on the device where
             the fresh state has device arrays.
-        quantise: (values [k], dtype) -> coded values.
-        quantise_chunks: (values [k], edges [c + 1], dtype of few bits) -> (codes [k], scales
-            [c, m]).
-        dequantise: (coded values) -> values [k].
-        apply_sparse: (theta [n], indices [k], values [k], rate); changes theta in place.
-        apply_dense: (theta [n], values [n], rate); changes theta in place.
+        quantise: (values [k], dtype) -> values coded in the dtype.
+        quantise_chunks: (values [k], edges [c + 1] of chunks, dtype of few bits) -> (codes [k],
+            scales [c, m]).
+        dequantise: (coded values) -> decoded values [k].
+        apply_sparse: (weights theta [n], indices [k], values [k], rate) subtracts rate * values
+            from theta at the indices, in place.
+        apply_dense: (weights theta [n], values [n], rate) subtracts rate * values in place.
         scale: (values, rate) -> rate * values.
-        hits: (window, indices or None for all, scratch [n]) -> sigma [k] int32.
-        damp: (sigma [k]) -> 1 / max(1, sigma) float32.
+        hits: (sets of positions, indices or None for all, scratch [n]) -> sigma [k] int32, the
+            number of sets that contain each entry.
+        damp: (sigma [k]) -> 1 / max(1, sigma) float32, a factor of the learning rate.
         compensate: (values [k], theta [k], base [k], strength) -> gradient values corrected for the
             change of the weights from base to theta.
-        adapt: (mean square [k], values [k], decay, strength) -> (mean square, strengths [k]).
-        contribution: (values [size], entries per block, averages [n], alpha) -> (averages [n], sums
-            of magnitudes [n]).
-        to_levels: (rows [m, e], bits) -> (levels [m, e], lows [m], steps [m]).
-        best_first: (parts of scores [m], classes [m]) -> positions by class, then by descending
+        adapt: (mean square [k], gradient values [k], decay, strength) -> (next mean square [k],
+            strengths of the compensation [k]).
+        contribution: (values [size], entries per block, averages [n], alpha) -> (new averages of
+            the blocks' mean magnitudes [n], sums of magnitudes [n]).
+        to_levels: (blocks [m, e], bits) -> (levels [m, e], lowest values [m], step widths [m]).
+        best_first: (arrays with m scores, classes [m]) -> positions by class, then by descending
             score.
         block_flags: (sums [n]) -> (flags of sums that are not 0, flags of infinite or NaN sums).
-        take_blocks: (values [size], block numbers [m], rows [m, e]); copies the blocks into rows.
+        take_blocks: (values [size], block numbers [m], rows [m, e]) copies the blocks into rows.
         code_blocks: (values [size], block numbers [m], entries per block, bits) -> (levels [m, e],
-            lows [m], steps [m], errors [size]).
+            lowest values [m], step widths [m], coding errors [size]).
         power_step: (matrix [rows * columns], Q [columns, rank]) -> (P [rows, rank], new Q), or None
             if the result leaves the range of float32.
-        entries: (P [rows, rank], Q [columns, rank], first, size) -> entries of P Q^T [size].
+        entries: (P [rows, rank], Q [columns, rank], first, size) -> `size` entries of P Q^T, from
+            entry `first` on.
     """
 
     name: str
@@ -172,7 +176,7 @@ class Kernels:
     def apply(
         self, theta: Float32, indices: Int64 | None, values: Float32, rate: float | Float32
     ) -> None:
-        """Subtract ``rate * values`` from `theta` [n] in place at `indices`; None means all."""
+        """Subtract ``rate * values`` in place from the weights at `indices`; None: all weights."""
         if indices is None:
             self.apply_dense(theta, values, rate)
         else:

@@ -1,4 +1,4 @@
-"""Arrays on TensorFlow's device, with the operators of numpy arrays that codecs use."""
+"""Arrays on TensorFlow's device (CPU or GPU) with the numpy operators that codecs use."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ PLACES = tf.TensorSpec([None], tf.int64)
 NUMBER = tf.TensorSpec([], tf.int32)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-#: True if there is a GPU, else None. XLA fuses operations that otherwise need one pass over memory
-#: each, but XLA lacks operations that only a CPU can do, and compiles again for every array length.
-#: Without a GPU, TensorFlow's own operations start faster.
+#: True: compile functions with XLA, because there is a GPU. None: run TensorFlow's kernels, which
+#: start faster without a GPU. XLA fuses operations that otherwise each need one pass over memory,
+#: but it lacks operations that only a CPU can do, and compiles again for every array length.
 USES_XLA = True if tf.config.list_physical_devices("GPU") else None
 
 
 def traced(*signature: tf.TensorSpec) -> Callable[[_Function], _Function]:
-    """Return a decorator that compiles a function to one graph for arguments of these types."""
+    """Return a decorator that compiles a function to one graph for arguments of `signature`."""
     decorator: Callable[[_Function], _Function] = tf.function(input_signature=signature)
     return decorator
 
 
 def fused(*signature: tf.TensorSpec) -> Callable[[_Function], _Function]:
-    """Return a decorator like `traced` that also fuses passes over memory if there is a GPU."""
+    """Return a decorator that compiles a function to one graph, on a GPU with XLA's fusion."""
     decorator: Callable[[_Function], _Function] = tf.function(
         input_signature=signature, jit_compile=USES_XLA
     )
@@ -45,32 +45,33 @@ def _put(x: Any, places: Any, values: Any) -> Any:
 
 
 class DeviceArray:
-    """An array [n] float32 on the device. An in-place operation gives the array another tensor.
+    """An array [n] float32 on TensorFlow's device, with the operators of a numpy array.
 
-    Operands may be numpy arrays: the operators copy numpy operands to the device. `np.asarray`
-    copies a DeviceArray to the host; no operator copies a DeviceArray to the host.
+    An in-place operation replaces the array's tensor by a new tensor. Operands can be numpy arrays:
+    the operators copy numpy operands to the device. `np.asarray` copies a DeviceArray to the host;
+    no operator copies a DeviceArray to the host.
 
     Attributes:
         value: [n] float32 tensor on the device, never written to.
     """
 
-    __array_ufunc__ = None  # numpy's operators then call the operators of this class
+    __array_ufunc__ = None  # makes numpy's operators call the operators of this class
     dtype = np.dtype(np.float32)
 
     def __init__(self, value: Any) -> None:
-        """Take a tensor, or copy a numpy array to the device."""
+        """Hold a tensor, or copy a numpy array to the device."""
         if isinstance(value, np.ndarray):
-            # On a CPU, TensorFlow may use the array's own memory, which the caller may overwrite.
+            # On a CPU, TensorFlow can use the numpy array's memory, which the caller can overwrite.
             value = value.copy()
         self.value = tf.convert_to_tensor(value, tf.float32)
 
     @property
     def size(self) -> int:
-        """Number of entries."""
+        """Number of entries in the device array."""
         return int(self.value.shape[0])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Return a copy of the array on the host."""
+        """Return a numpy array with a copy of this device array."""
         return np.asarray(self.value.numpy(), dtype)
 
     def __getitem__(self, where: Any) -> DeviceArray:
@@ -93,15 +94,15 @@ class DeviceArray:
             raise IndexError(f"{where} of a DeviceArray cannot be set; expected positions or [:]")
 
     def any(self) -> bool:
-        """Return True if any entry is not 0."""
+        """Return True if the device array has an entry that is not 0."""
         return bool(tf.reduce_any(self.value != 0))
 
     def zeros(self) -> DeviceArray:
-        """Return [n] zeros on the same device."""
+        """Return a DeviceArray of zeros with as many entries as this array."""
         return DeviceArray(tf.zeros_like(self.value))
 
     def __len__(self) -> int:
-        """Return the number of entries."""
+        """Return the number of entries in the device array."""
         return self.size
 
     def __add__(self, other: Any) -> DeviceArray:
@@ -115,17 +116,17 @@ class DeviceArray:
         return DeviceArray(self.value - tensor_of(other))
 
     def __iadd__(self, other: Any) -> DeviceArray:
-        """Add an array [n] or a number in place."""
+        """Add an array [n] or a number to this array in place."""
         self.value = self.value + tensor_of(other)
         return self
 
     def __isub__(self, other: Any) -> DeviceArray:
-        """Subtract an array [n] or a number in place."""
+        """Subtract an array [n] or a number from this array in place."""
         self.value = self.value - tensor_of(other)
         return self
 
     def __imul__(self, factor: Any) -> DeviceArray:
-        """Multiply by an array [n] or a number in place, entry by entry."""
+        """Multiply this array by an array [n] or a number in place, entry by entry."""
         self.value = self.value * tensor_of(factor)
         return self
 
@@ -144,7 +145,7 @@ def tensor_of(array: Any) -> Any:
 
 
 def as_saved(state: Any) -> Any:
-    """Return the state with numpy arrays instead of the arrays on the device."""
+    """Return a codec's state with numpy arrays instead of arrays on the device."""
     if isinstance(state, dict):
         return {key: as_saved(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
@@ -153,7 +154,7 @@ def as_saved(state: Any) -> Any:
 
 
 def as_kept(saved: Any, fresh: Any) -> Any:
-    """Return the saved state with arrays on the device where the fresh state has device arrays."""
+    """Return a saved state, its arrays on the device where the fresh state has device arrays."""
     if isinstance(saved, dict) and isinstance(fresh, dict):
         return {key: as_kept(value, fresh.get(key)) for key, value in saved.items()}
     if isinstance(saved, list) and isinstance(fresh, list) and len(saved) == len(fresh):

@@ -1,4 +1,4 @@
-"""Coding of values with 1, 2 or 4 bits: a sign, and one of the few magnitudes of the chunk.
+"""Coding of values with 1, 2 or 4 bits: a sign, and one of a few magnitudes per chunk of entries.
 
 ====== ==== =======================================================================
 dtype  bits magnitudes of a chunk in which M is the largest magnitude
@@ -10,10 +10,10 @@ sign   1    the mean of the magnitudes
 ====== ==== =======================================================================
 
 int4 and int2 code a value as the nearest magnitude, and a value half-way between two magnitudes as
-the larger one. means2 codes a value as the mean of the value's own side of the overall mean. M and
-the means are sent as bfloat16, so M and the means are rounded to bfloat16 before values are
-compared with them. Each product is rounded to float32 once, so that all nodes decode to equal
-values.
+the larger magnitude. means2 codes a magnitude above the overall mean as the mean of the magnitudes
+above it, and a smaller magnitude as the mean of the magnitudes up to it. M and the means are sent
+as bfloat16, so M and the means are rounded to bfloat16 before values are compared with them. Each
+product is rounded to float32 once, so that all nodes decode to equal values.
 
 Source: 2 bits of the selected values: SparseLoCo (arXiv 2508.15706); conditional means: Seide et
 al., "1-bit stochastic gradient descent", INTERSPEECH 2014; the scaled sign: Karimireddy et al.,
@@ -39,12 +39,12 @@ _SIGN_BIT = np.uint32(1 << 31)
 
 
 def num_magnitudes(dtype: str) -> int:
-    """Return how many magnitudes a value of this dtype can have."""
+    """Return how many magnitudes a value of this few-bit dtype can have."""
     return int(1 << (FEW_BITS[dtype] - 1))
 
 
 def num_scales(dtype: str) -> int:
-    """Return how many scales a chunk of this dtype has."""
+    """Return how many scales a chunk of values of this few-bit dtype has."""
     return 2 if dtype == "means2" else 1
 
 
@@ -64,19 +64,19 @@ def sparse_edges(indices: Int64, chunk: int, first: int = 0) -> Int64:
 
 
 def edges_of(indices: Int64 | None, size: int, chunk: int, first: int = 0) -> Int64:
-    """Return `dense_edges` if the positions are None, else `sparse_edges`."""
+    """Return `dense_edges` of a block without positions (None), `sparse_edges` of other blocks."""
     if indices is None:
         return dense_edges(size, chunk, first)
     return sparse_edges(indices, chunk, first)
 
 
 def quantise_chunks(values: Float32, edges: Int64, dtype: str) -> tuple[NDArray[np.uint8], Float32]:
-    """Code the values of each chunk with scales of the chunk.
+    """Code values of consecutive chunks with a few bits each, and compute each chunk's scales.
 
     Args:
-        values: [k] float32, finite.
-        edges: [c + 1] int64, ascending: the start of each chunk, the first 0, and k at the end.
-        dtype: Name of the coding, one of FEW_BITS.
+        values: [k] float32, finite values to code.
+        edges: [c + 1] int64, ascending: the start of each chunk in `values`, from 0 on, and then k.
+        dtype: Dtype to code the values in, one of FEW_BITS.
 
     Returns:
         Codes [k] uint8 and scales [c, m] float32, in the layout of a `ChunkedValues`.
@@ -104,13 +104,13 @@ def quantise_chunks(values: Float32, edges: Int64, dtype: str) -> tuple[NDArray[
 def side_means(
     sums: NDArray[np.float64], upper: NDArray[np.float64], most: Int64, lengths: Int64
 ) -> NDArray[np.float64]:
-    """Return [c, 2]: the mean of magnitudes up to the chunk's mean, and of magnitudes above it.
+    """Return two means per chunk [c, 2]: of magnitudes up to the chunk's mean, and above the mean.
 
     Args:
         sums: [c] sum of all magnitudes of each chunk.
-        upper: [c] sum of the magnitudes above the chunk's mean.
-        most: [c] number of magnitudes above the chunk's mean. If the number is 0, all magnitudes of
-            the chunk are equal, and so are the two means.
+        upper: [c] sum of the magnitudes above the mean, for each chunk.
+        most: [c] number of magnitudes above the mean, for each chunk. If the number is 0, all
+            magnitudes of the chunk are equal, and the two means are equal too.
         lengths: [c] number of magnitudes in each chunk.
     """
     lower = np.maximum(sums - upper, 0) / np.maximum(lengths - most, 1)
@@ -127,13 +127,13 @@ def rounded(scales: NDArray[Any]) -> Float32:
 
 
 def boundaries(dtype: str) -> list[np.float32]:
-    """Return the boundaries between neighboring magnitudes, as parts of the largest magnitude."""
+    """Return the boundaries between int4 or int2 magnitudes, as fractions of the largest one."""
     count = num_magnitudes(dtype)
     return [np.float32(2 * number / (2 * count - 1)) for number in range(1, count)]
 
 
 def uniform_levels(magnitudes: Float32, scales: Float32, dtype: str) -> NDArray[np.uint8]:
-    """Return [k] uint8: the number of the nearest uniform magnitude, for scales [k]."""
+    """Return [k] uint8: the number of the nearest int4 or int2 magnitude, for scales [k]."""
     levels = np.zeros(magnitudes.size, np.uint8)
     for boundary in boundaries(dtype):
         levels += magnitudes >= scales * boundary
@@ -143,13 +143,13 @@ def uniform_levels(magnitudes: Float32, scales: Float32, dtype: str) -> NDArray[
 def with_signs(
     levels: NDArray[np.uint8], negative: NDArray[np.bool_], dtype: str
 ) -> NDArray[np.uint8]:
-    """Return [k] uint8 codes: the number of the magnitude, and the sign in the bit above it."""
+    """Return [k] uint8 codes: a magnitude's number, and the sign in the bit above the number."""
     codes: NDArray[np.uint8] = levels | negative.view(np.uint8) << np.uint8(FEW_BITS[dtype] - 1)
     return codes
 
 
 def dequantise_chunks(coded: ChunkedValues) -> Float32:
-    """Return the values [k] float32 that the codes represent."""
+    """Return the values [k] float32 that the codes of few-bit values represent."""
     count = num_magnitudes(coded.dtype)
     if coded.dtype == "means2":
         table = coded.scales

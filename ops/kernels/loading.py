@@ -1,4 +1,4 @@
-"""Loading of the kernels that a value of --kernels names."""
+"""Selection of the kernels (array operations in numpy or TensorFlow) that --kernels names."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ KERNEL_CHOICES = ("auto", "tf", "numpy")
 
 
 def load_kernels(choice: str, on_gpu: bool = False) -> Kernels:
-    """Return the kernels for a value of --kernels.
+    """Return the kernels for a value of the flag --kernels.
 
-    Without a GPU, "auto" selects numpy, which is faster there (`bench/machine/kernels.py`).
+    Without a GPU, "auto" selects numpy, which is faster on CPUs (`bench/machine/kernels.py`).
 
     Args:
         choice: "auto", "tf" or "numpy". TensorFlow is imported only if its kernels are selected.
-        on_gpu: True if the tensors are on a GPU. "auto" then selects "tf".
+        on_gpu: Whether the tensors are on a GPU. If so, "auto" selects "tf".
 
     Raises:
-        ConfigurationError: The choice is unknown.
+        ConfigurationError: `choice` is not one of the three names.
     """
     if choice not in KERNEL_CHOICES:
         raise ConfigurationError(
@@ -39,9 +39,9 @@ def _keep_freed_memory() -> None:
 
     By default, the GNU C library returns freed blocks to the system, and the system fills each new
     block page by page. Selecting 1 % of 25 M entries then takes a third longer. The library keeps
-    blocks up to the largest size (at most 32 MiB) of a block that was ever freed, and twice that
-    size in total. The block that this function frees is never touched, so the block takes no
-    memory. With other C libraries, this function has no effect.
+    freed blocks up to the size of the largest block that was ever freed (at most 32 MiB), and twice
+    that size in total. The block that this function frees is never touched, so the block takes no
+    memory. The function has no effect with C libraries other than GNU's.
     """
     import numpy as np
 

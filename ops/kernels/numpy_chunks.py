@@ -1,7 +1,7 @@
-"""Exact selection of the largest entries of each chunk, in one pass over memory.
+"""Exact selection of the largest entries of each chunk of an array, in one pass over memory.
 
-A chunk is a run of `chunk` consecutive entries. The last chunk may be shorter, and the same
-fraction of its entries is selected.
+A chunk is a run of `chunk` consecutive entries. The last chunk can be shorter; the functions select
+the same fraction of its entries as of a full chunk.
 Source: Wang et al., "SparseLoCo" (arXiv 2508.15706); docs/methods/local_steps.md.
 """
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32, Int64
 
-_PIECE = 1 << 17  # entries per pass: a piece and its magnitudes stay in cache
+_PIECE = 1 << 17  # number of entries handled together: they and their magnitudes stay in cache
 
 
 def chunk_top_k(x: Float32, k: int, chunk: int) -> tuple[Int64, Float32]:
-    """Return the k entries of largest magnitude of each chunk.
+    """Return the k entries of largest magnitude in each chunk (run of entries) of an array.
 
     Among equal magnitudes, the entries with the lowest indices are selected. Zeros are never
-    selected, so fewer than k entries of a chunk may be returned.
+    selected, so fewer than k entries of a chunk can be returned.
 
     Args:
-        x: [n] float32, finite.
-        k: Entries to select from each full chunk, 1 to `chunk`. A shorter last chunk of m entries
-            gives ceil(k m / chunk) entries.
-        chunk: Entries per chunk, at least 1.
+        x: [n] float32, finite values to select from.
+        k: Number of entries to select from each full chunk, 1 to `chunk`. From a shorter last chunk
+            of m entries, ceil(k m / chunk) entries are selected.
+        chunk: Number of entries per chunk, at least 1.
 
     Returns:
-        Ascending indices [m] int64 and their values [m] float32.
+        Ascending indices [m] int64 of the selected entries, and their values [m] float32.
     """
     return _select(x, None, k, chunk, 1.0)
 
@@ -42,14 +42,14 @@ def chunk_top_k(x: Float32, k: int, chunk: int) -> tuple[Int64, Float32]:
 def feedback_chunk_top_k(
     residual: Float32, addend: Float32, k: int, chunk: int, factor: float = 1.0
 ) -> tuple[Int64, Float32]:
-    """Add to a residual, then remove and return the entries that `chunk_top_k` selects.
+    """Add an addend to a residual, then remove and return the entries that `chunk_top_k` selects.
 
     Args:
         residual: [n] float32, changed in place: ``+= factor * addend``, then zero where selected.
-        addend: [n] float32, finite.
-        k: Entries to select from each full chunk.
-        chunk: Entries per chunk.
-        factor: Factor of the addend.
+        addend: [n] float32, finite values to add.
+        k: Number of entries to select from each full chunk.
+        chunk: Number of entries per chunk.
+        factor: Factor of the addend in the addition.
     """
     return _select(residual, addend, k, chunk, factor)
 
@@ -67,7 +67,7 @@ def kept_of_last(size: int, k: int, chunk: int) -> int:
 def _select(
     x: Float32, addend: Float32 | None, k: int, chunk: int, factor: float
 ) -> tuple[Int64, Float32]:
-    """Select chunk by chunk. With an addend, change x in place while its entries are in cache."""
+    """Select the largest entries chunk by chunk; with an addend, first add it to x in place."""
     step = max(1, _PIECE // chunk) * chunk
     indices, values = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
     for start in range(0, x.size, step):
@@ -104,7 +104,7 @@ def _mark(rows: Float32, k: int, kept: NDArray[np.bool_]) -> None:
         return
     lowest = np.partition(rows, length - k, axis=1)[:, length - k, None]
     kept &= rows >= lowest
-    # Equal magnitudes at the limit may exceed k: deselect the last of them.
+    # Magnitudes equal to the k-th largest can raise the number above k: deselect the last of them.
     for row in (np.count_nonzero(kept, axis=1) > k).nonzero()[0]:
         ties = (rows[row] == lowest[row]).nonzero()[0]
         surplus = np.count_nonzero(kept[row]) - k

@@ -4,11 +4,11 @@ Arithmetic is float32, in a fixed order: product = rate * value, then theta - pr
 TensorFlow kernels use the same order, so the results are equal bit for bit above the subnormal
 range (TensorFlow's threads flush subnormal numbers to zero).
 
-Sections of this module: arrays of a codec's state; applying updates; hits of entries (AdaComp's
+The module's sections: arrays of a codec's state; applying updates; hits of entries (AdaComp's
 staleness); delay compensation (DC-ASGD); values in fewer bits; blocks of a gradient with their
-contributions and levels (DGT); products of thin matrices (PowerSGD). Selection is in
-`thinwire.ops.kernels.numpy_select` and `numpy_chunks`. Values of few bits, with scales for each
-chunk, are in `few_bits`.
+contributions and levels (DGT); products of thin matrices (PowerSGD). Functions that select entries
+are in `thinwire.ops.kernels.numpy_select` and `numpy_chunks`. Functions for values of few bits,
+with scales for each chunk, are in `few_bits`.
 """
 
 from __future__ import annotations
@@ -28,28 +28,29 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32, Int64
 
-# Entries per pass of each function, chosen so that the touched memory stays in cache.
-_FINITE_PIECE = 1 << 18  # `peak` reads each piece twice; the second read is from cache
-_REGION = 1 << 19  # part of the scratch array of `hits`, independent of the model size
-_PIECE = 1 << 16  # magnitudes of blocks; dense updates with their product
-_TILE_ENTRIES = 1 << 15  # a tile of a matrix product, with its addend
+# Numbers of entries that the functions handle together, so that the touched memory stays in cache.
+_FINITE_PIECE = 1 << 18  # entries that `peak` reads twice; the second read is from cache
+_REGION = 1 << 19  # entries of the scratch array that `hits` counts in together, for any model size
+_PIECE = 1 << 16  # entries of a dense update, or of blocks, with a buffer for their products
+_TILE_ENTRIES = 1 << 15  # entries of one tile of a matrix product in `entries`
 
-#: Makes the strength of `adapt` finite for entries that have not had a gradient.
+#: Term under the square root in `adapt`: keeps strengths finite where all gradients were 0.
 FLOOR = 1e-7
 
 LARGEST_FLOAT16 = np.float32(65504)
 LARGEST_BFLOAT16 = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
-_LARGEST_CODE = 127  # int8 codes from -127 to 127: zero is exact, and the two signs are symmetric
-_LARGEST_FACTOR = np.float32(1e37)  # below float32's largest, 3.4e38: margin for sums and rounding
+_LARGEST_CODE = 127  # int8 codes are -127 to 127: 0 is exact, and both signs have the same range
+# Limit of PowerSGD's factors, below float32's largest (3.4e38): margin for sums and rounding.
+_LARGEST_FACTOR = np.float32(1e37)
 
 
 # -- arrays of a codec's state ---------------------------------------------------------------------
 
 
 def zeros(sizes: Sequence[int]) -> list[Float32]:
-    """Return an array [n] of zeros for each size. The arrays are adjacent in memory."""
+    """Return one float32 array of zeros for each size; the arrays are adjacent in memory."""
     return np.split(np.zeros(sum(sizes), np.float32), np.cumsum(sizes)[:-1])
 
 
@@ -66,17 +67,17 @@ def aligned(size: int) -> Float32:
 
 
 def all_finite(values: Float32) -> bool:
-    """Return True if values [k] float32 have no NaN or infinity; without temporary arrays."""
+    """Return True if `values` [k] holds no NaN or infinity, without temporary arrays."""
     return peak(values) < math.inf
 
 
 def peak(values: Float32) -> float:
-    """Return the largest magnitude of [k] float32, infinity for NaN; without temporary arrays."""
+    """Return the largest magnitude in `values` [k], or infinity if a value is NaN."""
     largest = 0.0
     for start in range(0, values.size, _FINITE_PIECE):
         piece = values[start : start + _FINITE_PIECE]
         high, low = float(piece.max()), float(piece.min())
-        # max and min of NaN are NaN, and a comparison with NaN is False: `not` covers NaN, too.
+        # max and min of NaN are NaN, and a comparison with NaN is False, so `not` catches NaN too.
         if not (high < math.inf and low > -math.inf):
             return math.inf
         largest = max(largest, high, -low)
@@ -103,12 +104,12 @@ def norm(tensor: Float32) -> float:
 
 
 def as_saved(state: State) -> State:
-    """Return the state unchanged: its arrays are numpy arrays."""
+    """Return a codec's state unchanged: its arrays are numpy arrays, ready for a checkpoint."""
     return state
 
 
 def as_kept(saved: State, fresh: State) -> State:
-    """Return the saved state unchanged: its arrays are numpy arrays, as in a fresh state."""
+    """Return a codec's saved state unchanged: its arrays are numpy arrays, as codecs need."""
     return saved
 
 
@@ -116,19 +117,19 @@ def as_kept(saved: State, fresh: State) -> State:
 
 
 def apply_sparse(theta: Float32, indices: Int64, values: Float32, rate: float | Float32) -> None:
-    """Do ``theta[indices] -= rate * values`` in place.
+    """Subtract a sparse update from weights: ``theta[indices] -= rate * values`` in place.
 
     Args:
-        theta: [n] float32, changed in place.
-        indices: [k] int64, unique.
-        values: [k] float32.
-        rate: One rate for all entries, or rates [k] float32, one for each entry.
+        theta: [n] float32, weights, changed in place.
+        indices: [k] int64, unique positions of the values in theta.
+        values: [k] float32, gradients or changes of weights.
+        rate: One rate for all entries, or [k] float32 with a rate for each entry.
     """
     np.subtract.at(theta, indices, scale(values, rate))
 
 
 def apply_dense(theta: Float32, values: Float32, rate: float | Float32) -> None:
-    """Do ``theta -= rate * values`` in place; all [n] float32, the rate a number or [n]."""
+    """Do ``theta -= rate * values`` in place for [n] float32 arrays; the rate can be a number."""
     rates, product = np.asarray(rate, np.float32), np.empty(min(_PIECE, values.size), np.float32)
     for start in range(0, values.size, _PIECE):
         part = slice(start, start + _PIECE)
@@ -138,7 +139,7 @@ def apply_dense(theta: Float32, values: Float32, rate: float | Float32) -> None:
 
 
 def scale(values: Float32, rate: float | Float32) -> Float32:
-    """Return ``rate * values`` in float32."""
+    """Return ``rate * values`` in float32, for one rate or a rate per value."""
     product: Float32 = np.multiply(values, np.asarray(rate, np.float32))
     return product
 
@@ -152,19 +153,20 @@ def hits(
     indices: Int64 | None,
     scratch: NDArray[Any],
 ) -> NDArray[np.int32]:
-    """Count how many index sets of a window contain each entry: the per-entry staleness sigma.
+    """Count how many updates changed each entry: the entry's staleness sigma.
 
-    The cost is O(length of the window * k). The scratch array is processed in regions that stay in
+    The cost is O(number of updates * k). The scratch array is processed in regions that stay in
     cache.
 
     Args:
-        window: Index sets of updates. A set is ascending, unique positions [k] of any integer
-            dtype, or None for a dense update, which contains every entry.
-        indices: [k] int64, ascending: the entries to count hits for. None means all entries.
-        scratch: [n] integers, all zero, for a shard of n entries. All zero again after the call.
+        window: One set of changed positions per update: ascending, unique positions [k] of any
+            integer dtype, or None for a dense update, which changed every entry.
+        indices: [k] int64, ascending positions of the entries to count updates for. None: all
+            entries.
+        scratch: [n] integers for a shard of n weights, all zero before and after the call.
 
     Returns:
-        [k] int32, or [n] int32 if `indices` is None.
+        Number of updates that changed each entry: [k] int32, or [n] int32 if `indices` is None.
     """
     sparse = [touched for touched in window if touched is not None]
     num_dense = len(window) - len(sparse)
@@ -173,7 +175,7 @@ def hits(
         for touched in sparse:
             np.add.at(sigma, touched.astype(np.int64), np.int32(1))
         return sigma
-    # A counter in scratch overflows beyond this number of sets.
+    # Count in groups of sets: more sets than this would overflow a counter in `scratch`.
     largest_count = int(np.iinfo(scratch.dtype).max)
     for first in range(0, len(sparse), largest_count):
         _add_hits(sparse[first : first + largest_count], indices, scratch, sigma)
@@ -186,7 +188,7 @@ def _add_hits(
     scratch: NDArray[Any],
     sigma: NDArray[np.int32],
 ) -> None:
-    """Add to sigma [k] how many sets contain each entry. Scratch must be able to count all sets."""
+    """Add to sigma [k] how many sets of the window contain each entry, counted in `scratch`."""
     edges = np.arange(0, scratch.size + _REGION, _REGION)
     borders = indices.searchsorted(edges)
     stops = [touched.searchsorted(edges.astype(touched.dtype)) for touched in window]
@@ -203,15 +205,15 @@ def _add_hits(
         for touched in positions:
             counter[touched] += increment
         sigma[part] += counter.take(indices[part] - start)
-        for touched in positions:  # scratch must be all zero for the next region and call
+        for touched in positions:  # set scratch to zero again for the next region and call
             counter[touched] = 0
 
 
 def damp(sigma: NDArray[Any]) -> Float32:
-    """Return each entry's share of the learning rate: 1 / max(1, sigma).
+    """Return the fraction of the learning rate for each entry: 1 / max(1, sigma).
 
     Args:
-        sigma: [k] integers, how often each entry was hit.
+        sigma: [k] integers, number of updates that changed each entry (its staleness).
     """
     shares: Float32 = np.float32(1) / np.maximum(sigma, 1).astype(np.float32)
     return shares
@@ -220,11 +222,11 @@ def damp(sigma: NDArray[Any]) -> Float32:
 def union(sets: Sequence[Int64]) -> Int64:
     """Return all positions that are in any of the sets, ascending and once each.
 
-    This function does not use np.unique. np.unique hashes; a stable sort merges the runs, which are
+    This function does not use np.unique, which hashes. A stable sort merges the sets, which are
     sorted already, a hundred times faster.
 
     Args:
-        sets: At least one set; each set is ascending positions [k] int64.
+        sets: At least one set of ascending, unique positions [k] int64.
     """
     if len(sets) == 1:
         return sets[0]
@@ -242,16 +244,16 @@ def union(sets: Sequence[Int64]) -> Int64:
 def compensate(
     values: Float32, theta: Float32, base: Float32, strength: float | Float32
 ) -> Float32:
-    """Return ``g + L * g * g * (theta - base)``: gradient g, corrected from base to theta.
+    """Return ``g + L * g * g * (theta - base)``: a late gradient g corrected to newer weights.
 
     Args:
         values: g, [k] float32, the gradient computed at the weights `base`.
         theta: [k] float32, the current weights.
         base: [k] float32, the weights at which g was computed.
-        strength: L, one number or [k] float32.
+        strength: L, the strength of the correction, one number or [k] float32.
 
     Returns:
-        [k] float32, a new array.
+        The corrected gradient, [k] float32, a new array.
     """
     result = np.subtract(theta, base)
     result *= values
@@ -269,13 +271,13 @@ def adapt(
     ``m = decay * m + (1 - decay) * g * g`` and ``L = strength / sqrt(m + 1e-7)``.
 
     Args:
-        mean_square: m, [k] float32, not negative; 0 at the start.
+        mean_square: Previous mean m, [k] float32, not negative; 0 before the first gradient.
         values: Gradient g, [k] float32.
         decay: Weight of the previous mean, from 0 (use only this gradient) to below 1.
         strength: Numerator of L, not negative.
 
     Returns:
-        m and L, [k] float32 each, new arrays.
+        The next mean m and the strengths L, [k] float32 each, new arrays.
     """
     averaged = values * values
     averaged *= np.float32(1 - decay)
@@ -291,15 +293,15 @@ def adapt(
 
 
 def quantise(values: Float32, dtype: str) -> CodedValues:
-    """Code values.
+    """Code float32 values in a dtype with as many or fewer bits.
 
     Args:
-        values: [k] float32, finite.
-        dtype: float32 (no copy); bfloat16 (round to nearest even); float16 (cut to +-65504); int8
+        values: [k] float32, finite values to code.
+        dtype: float32 (no copy); bfloat16 (round to nearest even); float16 (limit to +-65504); int8
             (one scale = max|v| / 127 for all values, round half to even).
 
     Raises:
-        ValueError: The dtype is unknown.
+        ValueError: `dtype` is none of these four names.
     """
     if dtype == "float32":
         return CodedValues(dtype, values)
@@ -322,7 +324,7 @@ def dequantise(coded: CodedValues) -> Float32:
     float32 data with scale 1 is returned without a copy.
 
     Raises:
-        ValueError: The dtype is unknown.
+        ValueError: The dtype of `coded` is unknown.
     """
     if isinstance(coded, ChunkedValues):
         return few_bits.dequantise_chunks(coded)
@@ -340,7 +342,7 @@ def dequantise(coded: CodedValues) -> Float32:
 
 
 def int8_scale(largest: float) -> float:
-    """Return the float32 scale of a block with this largest magnitude: finite and above zero."""
+    """Return the int8 scale of values with this largest magnitude: finite, above 0, in float32."""
     if largest == 0:
         return 1.0
     scale = np.float32(largest / _LARGEST_CODE)
@@ -351,14 +353,14 @@ def int8_scale(largest: float) -> float:
 
 
 def unknown_dtype(dtype: str) -> ValueError:
-    """Return the error for an unknown value dtype."""
+    """Return the error to raise for an unknown value dtype."""
     return ValueError(
         f"value dtype {dtype!r} is unknown; expected float32, bfloat16, float16 or int8."
     )
 
 
 def _to_bfloat16(values: Float32) -> np.ndarray:
-    """Return [k] uint16: upper halves of float32, rounded to nearest even, never to infinity."""
+    """Return [k] uint16: upper halves of float32 values, rounded to nearest even, always finite."""
     bits = np.clip(values, -LARGEST_BFLOAT16, LARGEST_BFLOAT16).view(np.uint32)
     odd = bits >> 16
     odd &= 1
@@ -375,20 +377,21 @@ def _to_bfloat16(values: Float32) -> np.ndarray:
 def contribution(
     values: Float32, block_entries: int, averages: Float32, alpha: float
 ) -> tuple[Float32, Float32]:
-    """Update the averages of blocks: ``alpha * average + (1 - alpha) * mean magnitude``.
+    """Update the running mean magnitude (contribution) of each block of a tensor.
 
-    The average of a block with a sum that is not finite stays unchanged.
+    The new average is ``alpha * average + (1 - alpha) * mean magnitude``. If a block's sum of
+    magnitudes is not finite, the block's average stays unchanged.
 
     Args:
-        values: [size] float32.
-        block_entries: Entries per block. The last block may have fewer entries; the mean of the
-            last block is over its own entries.
-        averages: [n] float32, n = ceil(size / block_entries).
+        values: [size] float32, the tensor's values.
+        block_entries: Number of entries per block. The last block can have fewer entries; its mean
+            is over these entries only.
+        averages: [n] float32, previous average of each block, n = ceil(size / block_entries).
         alpha: Weight of the previous average, 0 to 1.
 
     Returns:
         The new averages [n] float32, and the sums of magnitudes [n] float32. A sum is 0 only for a
-        block of zeros. A sum is not finite if a value is not, or if the sum exceeds float32.
+        block of zeros. A sum is not finite if a value is not finite, or if the sum exceeds float32.
     """
     sums = np.empty(averages.size, np.float32)
     num_full = values.size // block_entries
@@ -408,15 +411,15 @@ def contribution(
 def contribution_at(
     values: Float32, edges: Int64, size: int, block_entries: int, averages: Float32, alpha: float
 ) -> tuple[Float32, Float32]:
-    """Do `contribution` for a sparse tensor: some entries are given, all other entries are 0.
+    """Do `contribution` for a sparse tensor: `values` has some of its entries; the others are 0.
 
     Args:
-        values: [k] float32, in order of their positions.
+        values: [k] float32, stored entries of the tensor, in order of their positions.
         edges: [n + 1] int64: the values of block b are ``values[edges[b] : edges[b + 1]]``.
-        size: Number of entries of the tensor.
-        block_entries: Entries per block.
-        averages: [n] float32.
-        alpha: Weight of the previous average.
+        size: Number of entries of the tensor, with the zeros.
+        block_entries: Number of entries per block.
+        averages: [n] float32, previous average of each block.
+        alpha: Weight of the previous average, 0 to 1.
     """
     sums = np.zeros(averages.size, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -429,7 +432,7 @@ def contribution_at(
 def carried_on(
     averages: Float32, sums: Float32, size: int, block_entries: int, alpha: float
 ) -> Float32:
-    """Return the averages [n] after one more step, given the sums of magnitudes [n]."""
+    """Return the blocks' averages [n] after a step with these sums of magnitudes [n]."""
     means = sums / np.float32(block_entries)
     if means.size:
         means[-1] = sums[-1] / np.float32(size - (means.size - 1) * block_entries)
@@ -445,14 +448,15 @@ def carried_on(
 
 
 def to_levels(rows: Float32, bits: int) -> tuple[NDArray[Any], Float32, Float32]:
-    """Code blocks of equal length.
+    """Code the values of blocks of equal length as levels between each block's lowest and highest.
 
     Args:
         rows: [m, e] float32, one block per row, e above 0.
         bits: Bits per level: 16, 8 or 4.
 
     Returns:
-        Levels [m, e] uint16 (16 bits) or uint8; lows [m] and steps [m] float32.
+        Levels [m, e], uint16 with 16 bits and uint8 with 8 or 4 bits; the blocks' lowest values [m]
+        float32 and step widths [m] float32.
     """
     lows = rows.min(axis=1, initial=np.inf)
     steps = step_of(lows, rows.max(axis=1, initial=-np.inf), bits)
@@ -462,15 +466,15 @@ def to_levels(rows: Float32, bits: int) -> tuple[NDArray[Any], Float32, Float32]
 def to_levels_at(
     values: Float32, starts: Int64, bits: int
 ) -> tuple[NDArray[Any], Float32, Float32]:
-    """Code adjacent blocks of any length above 0.
+    """Code the values of adjacent blocks of any length above 0 as levels (see `to_levels`).
 
     Args:
-        values: [k] float32.
-        starts: [m] int64, ascending from 0: the start of each block.
+        values: [k] float32, the values of all blocks, block after block.
+        starts: [m] int64, ascending from 0: the start of each block in `values`.
         bits: Bits per level: 16, 8 or 4.
 
     Returns:
-        Levels [k]; lows [m] and steps [m].
+        Levels [k]; the blocks' lowest values [m] and step widths [m].
     """
     if not starts.size:
         return np.zeros(0, _dtype(bits)), np.zeros(0, np.float32), np.zeros(0, np.float32)
@@ -482,7 +486,7 @@ def to_levels_at(
 
 
 def from_levels(levels: NDArray[Any], lows: Float32, steps: Float32) -> Float32:
-    """Return the values that the levels represent. lows and steps are broadcast to the levels."""
+    """Return the values of the levels; the blocks' lowest values and steps are broadcast."""
     values = levels.astype(np.float32)
     values += np.float32(0.5)
     values *= steps
@@ -491,7 +495,7 @@ def from_levels(levels: NDArray[Any], lows: Float32, steps: Float32) -> Float32:
 
 
 def step_of(lows: Float32, highs: Float32, bits: int) -> Float32:
-    """Return (hi - lo) / 2**bits float32."""
+    """Return the step widths of blocks: (highest - lowest value) / 2**bits, in float32."""
     return (highs - lows) / np.float32(2**bits)
 
 
@@ -500,7 +504,7 @@ def _levels(values: Float32, lows: Float32, steps: Float32, bits: int) -> NDArra
     # A block of equal values has step 0: divide its differences, which are 0, by 1.
     levels /= np.where(steps > 0, steps, np.float32(1))
     np.minimum(levels, np.float32(2**bits - 1), out=levels)
-    return levels.astype(_dtype(bits))  # the cast truncates: floor, as no level is negative
+    return levels.astype(_dtype(bits))  # the cast truncates, which equals floor for levels >= 0
 
 
 def _dtype(bits: int) -> type:
@@ -511,33 +515,37 @@ def _dtype(bits: int) -> type:
 
 
 def is_on_device(array: Any) -> bool:
-    """Return True if the array is a `thinwire.ops.kernels.device.DeviceArray`."""
+    """Return True if the array is a `DeviceArray` of TensorFlow and not a numpy array."""
     return not isinstance(array, np.ndarray)
 
 
 def block_flags(sums: Float32) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two flags for each sum of magnitudes [n]: is not 0, is not finite."""
+    """Return two flags per block [n]: its sum of magnitudes is not 0, and the sum is not finite."""
     return sums != 0, ~np.isfinite(sums)
 
 
 def best_first(scores: Sequence[Float32], classes: NDArray[np.uint8]) -> Int64:
-    """Return positions by class, and within a class by descending score, then by position.
+    """Return positions of scores by class, and within a class by descending score.
+
+    Equal scores of a class stay in order of their positions.
 
     Args:
         scores: Arrays that together have m float32 scores. Scores in class 1 are finite.
-        classes: [m] uint8: 0 is before all others, 1 is after class 0, 2 is omitted.
+        classes: [m] uint8, class of each score: class 0 comes first, then class 1; class 2 is
+            omitted from the result.
     """
-    order = np.lexsort((-joined(scores), classes))  # lexsort is stable
+    # lexsort is stable: equal scores of a class stay in order of their positions.
+    order = np.lexsort((-joined(scores), classes))
     positions: Int64 = order[: int(np.count_nonzero(classes < 2))]
     return positions
 
 
 def take_blocks(values: NDArray[Any], numbers: Int64, out: NDArray[Any]) -> None:
-    """Copy some blocks of full length.
+    """Copy some blocks of full length out of a tensor.
 
     Args:
-        values: [size], any dtype.
-        numbers: [m] int64, numbers of the blocks.
+        values: [size] of any dtype, the tensor.
+        numbers: [m] int64, numbers of the blocks to copy.
         out: [m, entries per block], overwritten with the blocks.
     """
     np.take(rows_of(values, out.shape[1]), numbers, axis=0, out=out, mode="clip")
@@ -546,17 +554,18 @@ def take_blocks(values: NDArray[Any], numbers: Int64, out: NDArray[Any]) -> None
 def code_blocks(
     values: Float32, numbers: Int64, block_entries: int, bits: int
 ) -> tuple[NDArray[Any], Float32, Float32, Float32]:
-    """Code some blocks of full length by `to_levels`.
+    """Code some blocks of full length of a tensor with `to_levels`.
 
     Args:
-        values: [size] float32.
-        numbers: [m] int64, ascending numbers of the blocks.
-        block_entries: e, the entries per block.
+        values: [size] float32, the tensor.
+        numbers: [m] int64, ascending numbers of the blocks to code.
+        block_entries: e, the number of entries per block.
         bits: Bits per level: 16, 8 or 4.
 
     Returns:
-        Levels [m, e], lows [m], steps [m], and errors [size] float32. The error of an entry is its
-        value minus the value that its level represents; entries of other blocks have error 0.
+        Levels [m, e], lowest values [m], step widths [m], and errors [size] float32. The error of a
+        coded entry is its value minus the value that its level represents; entries of blocks that
+        were not coded have error 0.
     """
     errors = np.zeros(values.size, np.float32)
     rows, missed = rows_of(values, block_entries), rows_of(errors, block_entries)
@@ -573,7 +582,7 @@ def code_blocks(
 
 
 def rows_of(values: NDArray[Any], block_entries: int) -> NDArray[Any]:
-    """Return a view [m, e] of the blocks of full length."""
+    """Return a view [m, e] of a tensor's blocks of full length, one block per row."""
     body = values.size - values.size % block_entries
     return values[:body].reshape(-1, block_entries)
 
@@ -582,19 +591,19 @@ def rows_of(values: NDArray[Any], block_entries: int) -> NDArray[Any]:
 
 
 def entries(left: Float32, right: Float32, first: int, size: int) -> Float32:
-    """Return some entries of ``left @ right.T``, counted row by row.
+    """Return consecutive entries of the matrix product ``left @ right.T``, row by row.
 
     Each entry is summed separately and in a fixed order, so that any part of the matrix decodes to
     the same bits on every machine. A matrix product of BLAS does not guarantee equal bits.
 
     Args:
-        left: [rows, rank] float32, rank at least 1.
-        right: [columns, rank] float32.
-        first: Index of the first entry.
-        size: Number of entries.
+        left: Left factor [rows, rank] float32, rank at least 1.
+        right: Right factor [columns, rank] float32.
+        first: Index of the first entry to return, in the flattened product.
+        size: Number of entries to return.
 
     Returns:
-        [size] float32; not finite where factors or sums are not finite.
+        The entries [size] float32; not finite where factors or sums are not finite.
     """
     rows, rank = left.shape
     across = np.ascontiguousarray(right.T)  # [rank, columns]
@@ -613,18 +622,19 @@ def entries(left: Float32, right: Float32, first: int, size: int) -> Float32:
 
 
 def power_step(tensor: Float32, right: Float32) -> tuple[Float32, Float32] | None:
-    """Approximate M by one step of subspace iteration: P = orthonormal(M Q), then Q = M^T P.
+    """Approximate a matrix M by P Q^T in one power step: P = orthonormal(M Q), then Q = M^T P.
 
     Args:
-        tensor: M, row by row: [rows * columns] float32, finite.
-        right: Q [columns, rank] float32, rank at most rows. Only the span of its columns matters.
+        tensor: Matrix M, row by row: [rows * columns] float32, finite.
+        right: Q [columns, rank] float32, rank at most rows. Only the span of its columns affects
+            the result.
 
     Returns:
         P [rows, rank] and the new Q [columns, rank], float32; None if P or Q leaves the range of
         float32.
 
     Source: Vogels, Karimireddy, Jaggi, "PowerSGD", NeurIPS 2019, algorithm 1. Differences:
-    Householder's QR instead of Gram-Schmidt, because QR works with linearly dependent columns.
+    Householder's QR instead of Gram-Schmidt, because QR accepts linearly dependent columns.
     """
     matrix = tensor.reshape(-1, len(right))
     return subspace_step(lambda: matrix @ right, lambda left: matrix.T @ left)
@@ -633,11 +643,11 @@ def power_step(tensor: Float32, right: Float32) -> tuple[Float32, Float32] | Non
 def subspace_step(
     image_of: Callable[[], Float32], following_of: Callable[[Float32], Float32]
 ) -> tuple[Float32, Float32] | None:
-    """Do `power_step` with functions that compute the two products, wherever the matrix is.
+    """Do `power_step` with functions that compute its two products, on the host or a device.
 
     Args:
-        image_of: Returns M Q [rows, rank] float32.
-        following_of: (P) -> M^T P [columns, rank] float32.
+        image_of: Function that returns M Q [rows, rank] float32.
+        following_of: Function that takes P and returns M^T P [columns, rank] float32.
     """
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         image = image_of()
@@ -651,14 +661,14 @@ def subspace_step(
 
 
 def directed(right: Float32, rng: np.random.Generator) -> Float32:
-    """Scale each column to a largest magnitude of 1; replace columns of zeros by random ones.
+    """Scale each column of Q to a largest magnitude of 1; replace columns of zeros by random ones.
 
-    A column of zeros would stay zero in all later steps. The lengths of the other columns have no
-    meaning, and would leave the range of float32 after some steps.
+    A column of zeros would stay zero in all later steps. The lengths of the nonzero columns have no
+    effect on the step's result, but would leave the range of float32 after some steps.
 
     Args:
-        right: [columns, rank] float32, finite.
-        rng: Random generator, used only if there is a column of zeros.
+        right: Q [columns, rank] float32, finite.
+        rng: Random generator, used only if Q has a column of zeros.
     """
     largest = np.abs(right).max(axis=0)
     empty = largest == 0

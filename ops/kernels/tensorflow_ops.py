@@ -1,9 +1,9 @@
-"""The kernels as `tf.function`s, for any device; each is traced once for all lengths n and k.
+"""The kernels in TensorFlow, for any device; each is traced once for all array lengths.
 
 The functions take numpy arrays, tensors or `DeviceArray`s. Selected and coded values are returned
 as numpy arrays; all other results stay on the device. TensorFlow's threads flush subnormal numbers
-to zero, so results may differ from numpy's by less than the smallest normal number. Where XLA
-compiles a function, a product and a sum may be rounded once instead of twice.
+to zero, so results can differ from numpy's by less than the smallest normal number. In a function
+that XLA compiles, a product and a sum can be rounded together once instead of twice.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ def _to_int8(values: Any, scale: Any) -> Any:
 
 @traced(FLOATS, PLACES, NUMBER)
 def _chunk_figures(values: Any, chunks: Any, count: Any) -> Any:
-    """Return figures of each chunk, and which magnitudes exceed the mean of their chunk.
+    """Return figures of each chunk of values, and flags of magnitudes above their chunk's mean.
 
     Returns:
-        Largest magnitude [c], sum of magnitudes [c], flags of magnitudes above the mean [k], and
-        sum [c] and number [c] of these magnitudes.
+        Largest magnitude [c] and sum of magnitudes [c] of each chunk; flags [k] of magnitudes above
+        their chunk's mean; sum [c] and number [c] of the flagged magnitudes of each chunk.
     """
     magnitudes = tf.abs(values)
     largest = tf.math.unsorted_segment_max(magnitudes, chunks, count)
@@ -113,7 +113,7 @@ def _is_negative(values: Any) -> Any:
 
 @traced(PLACES)
 def _damp(sigma: Any) -> Any:
-    # In double precision: float32 division may use an approximate reciprocal.
+    # Divide in double precision: float32 division can use an approximate reciprocal.
     return tf.cast(1.0 / tf.cast(tf.maximum(sigma, 1), tf.float64), tf.float32)
 
 
@@ -130,7 +130,7 @@ def _adapt(mean_square: Any, values: Any, decay: Any, share: Any, strength: Any)
 
 @traced(FLOATS, NUMBER, FLOATS, *[FLOAT] * 2)
 def _contribution(values: Any, block_entries: Any, averages: Any, alpha: Any, share: Any) -> Any:
-    """Return the new averages and the sums of magnitudes of blocks."""
+    """Return the new averages of blocks and the blocks' sums of magnitudes."""
     num_full = tf.size(values) // block_entries
     rows = tf.reshape(values[: num_full * block_entries], [num_full, block_entries])
     tail = values[num_full * block_entries :][None][: tf.size(averages) - num_full]
@@ -140,8 +140,8 @@ def _contribution(values: Any, block_entries: Any, averages: Any, alpha: Any, sh
         bits = tf.bitwise.bitwise_and(tf.bitcast(part, tf.uint32), magnitudes)
         sums.append(tf.reduce_sum(tf.abs(part), 1))
         any_set.append(tf.reduce_any(bits != 0, 1))
-    # TensorFlow flushes subnormal sums to zero, but a sum may be 0 only for a block of zeros. A
-    # block with only subnormal numbers gets the smallest normal number as its sum.
+    # TensorFlow flushes subnormal sums to zero, but callers take a sum of 0 for a block of zeros.
+    # A block with only subnormal numbers gets the smallest normal number as its sum.
     total = tf.concat(sums, 0)
     total = tf.where((total == 0) & tf.concat(any_set, 0), np.finfo(np.float32).tiny, total)
     counts = tf.concat(
@@ -181,7 +181,7 @@ def _take_blocks(values: Any, numbers: Any, block_entries: Any) -> Any:
 
 @traced(FLOATS, PLACES, NUMBER, NUMBER)
 def _code_blocks(values: Any, numbers: Any, block_entries: Any, bits: Any) -> Any:
-    """Return levels, lows and steps of some blocks, and the errors of all entries."""
+    """Return levels, lowest values and steps of some blocks, and the errors of all entries."""
     rows = _take_blocks(values, numbers, block_entries)
     levels, lows, steps = _to_levels(rows, bits)
     decoded = (tf.cast(levels, tf.float32) + 0.5) * steps[:, None] + lows[:, None]
@@ -199,7 +199,7 @@ def _octets(levels: Any) -> Any:
 
 @traced(tf.TensorSpec([None, None], tf.uint16))
 def _nibbles(levels: Any) -> Any:
-    """Pack two levels into one byte, as on the wire: half as many bytes leave the device."""
+    """Pack two 4-bit levels into one byte, to copy half as many bytes from the device."""
     octets = tf.cast(levels, tf.uint8)
     return tf.bitwise.bitwise_or(octets[:, ::2], tf.bitwise.left_shift(octets[:, 1::2], 4))
 
@@ -220,12 +220,12 @@ def _plus_outer(total: Any, down: Any, across: Any) -> Any:
 
 
 def _rates(rate: float | Float32, size: int) -> Any:
-    """Return the rate as [k], or as [1], which is broadcast."""
+    """Return the rates as an array [k], or one rate for all entries as an array [1]."""
     return np.broadcast_to(np.asarray(rate, np.float32), (size if np.ndim(rate) else 1,))
 
 
 def zeros(sizes: Sequence[int]) -> list[Float32]:
-    """Return a DeviceArray [n] of zeros for each size."""
+    """Return one DeviceArray of zeros for each size."""
     return cast("list[Float32]", [DeviceArray(tf.zeros(size)) for size in sizes])
 
 
@@ -237,7 +237,7 @@ def joined(arrays: Sequence[Any]) -> Float32:
 def first_not_finite(tensors: Sequence[Any]) -> int | None:
     """Return the index of the first tensor with NaN or infinity, or None.
 
-    All flags are copied from the device together.
+    The flags of all tensors are copied from the device together.
     """
     if not any(isinstance(tensor, DeviceArray) for tensor in tensors):
         return numpy_ops.first_not_finite(tensors)
@@ -246,7 +246,7 @@ def first_not_finite(tensors: Sequence[Any]) -> int | None:
 
 
 def norm(tensor: Any) -> float:
-    """Return the L2 norm of a finite tensor; a DeviceArray is summed in double precision."""
+    """Return the L2 norm of a finite tensor; the sum over a DeviceArray has double precision."""
     if not isinstance(tensor, DeviceArray):
         return numpy_ops.norm(tensor)
     return float(_norm(tensor.value))
@@ -272,20 +272,20 @@ def apply_dense(theta: Float32, values: Any, rate: float | Float32) -> None:
 
 
 def scale(values: Any, rate: float | Float32) -> Any:
-    """Return ``rate * values``; a DeviceArray if the values are one."""
+    """Return ``rate * values``: a DeviceArray if the values are one, otherwise a numpy array."""
     if isinstance(values, DeviceArray):
         return DeviceArray(_product(_rates(rate, values.size), values.value))
     return _product(_rates(rate, int(values.shape[0])), values).numpy()
 
 
 def damp(sigma: Any) -> Float32:
-    """Return the share of the learning rate for each entry, 1 / max(1, sigma)."""
+    """Return the fraction of the learning rate for each entry, 1 / max(1, sigma)."""
     shares: Float32 = _damp(tf.cast(sigma, tf.int64)).numpy()
     return shares
 
 
 def compensate(values: Any, theta: Any, base: Any, strength: float | Float32) -> Float32:
-    """Return ``g + L * g * g * (theta - base)``, the gradient corrected from base to theta."""
+    """Return ``g + L * g * g * (theta - base)``: a late gradient g corrected to newer weights."""
     strengths = _rates(strength, int(values.shape[0]))
     compensated: Float32 = _compensate(values, theta, base, strengths).numpy()
     return compensated
@@ -294,16 +294,16 @@ def compensate(values: Any, theta: Any, base: Any, strength: float | Float32) ->
 def adapt(mean_square: Any, values: Any, decay: float, strength: float) -> tuple[Float32, Float32]:
     """Return the next running mean of g * g and the compensation strengths.
 
-    Square root and quotient may differ from `numpy_ops.adapt` in the last bit.
+    The strengths can differ from `numpy_ops.adapt`'s strengths in the last bit.
     """
     averaged, strengths = _adapt(mean_square, values, decay, 1 - decay, strength)
     return averaged.numpy(), strengths.numpy()
 
 
 def contribution(values: Any, block_entries: int, averages: Any, alpha: float) -> tuple[Any, Any]:
-    """Return the averages and the sums of magnitudes of blocks, on the device if values are.
+    """Return the new averages and the sums of magnitudes of blocks, on the device if `values` is.
 
-    The sums may differ from `numpy_ops.contribution` in their last bits.
+    The sums can differ from the sums of `numpy_ops.contribution` in their last bits.
     """
     inputs = tensor_of(values), block_entries, tensor_of(averages)
     averaged, sums = _contribution(*inputs, alpha, 1 - alpha)
@@ -313,13 +313,13 @@ def contribution(values: Any, block_entries: int, averages: Any, alpha: float) -
 
 
 def to_levels(rows: Any, bits: int) -> tuple[NDArray[Any], Float32, Float32]:
-    """Code rows [m, e] as levels with 16, 8 or 4 bits, lows [m] and steps [m]."""
+    """Code blocks [m, e] as levels of 16, 8 or 4 bits, lowest values [m] and step widths [m]."""
     levels, lows, steps = _to_levels(rows, bits)
     return _levels_on_host(levels, bits), lows.numpy(), steps.numpy()
 
 
 def _levels_on_host(levels: Any, bits: int) -> NDArray[Any]:
-    """Copy levels [m, e] to the host, in as few bytes as possible."""
+    """Copy levels [m, e] from the device to the host, in as few bytes as possible."""
     if bits == 16:
         return cast("NDArray[Any]", levels.numpy())
     if bits == 8 or levels.shape[1] % 2:
@@ -329,7 +329,7 @@ def _levels_on_host(levels: Any, bits: int) -> NDArray[Any]:
 
 
 def block_flags(sums: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two flags for each sum of magnitudes: is not 0, is not finite."""
+    """Return two flags per block: its sum of magnitudes is not 0, and the sum is not finite."""
     if not isinstance(sums, DeviceArray):
         return numpy_ops.block_flags(sums)
     not_zero, not_finite = _block_flags(sums.value)
@@ -337,7 +337,7 @@ def block_flags(sums: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 
 
 def best_first(scores: Sequence[Any], classes: NDArray[np.uint8]) -> Int64:
-    """Return positions by class, then by descending score, then by position.
+    """Return positions of scores by class, then by descending score, then by position.
 
     The positions are sorted on the device if a part of the scores is a DeviceArray.
     """
@@ -348,7 +348,7 @@ def best_first(scores: Sequence[Any], classes: NDArray[np.uint8]) -> Int64:
 
 
 def take_blocks(values: Any, numbers: Int64, out: NDArray[Any]) -> None:
-    """Copy some blocks into `out` [m, e]. Only these blocks are copied from the device."""
+    """Copy some blocks of a tensor into `out` [m, e]; only these blocks leave the device."""
     if isinstance(values, DeviceArray):
         np.copyto(out, _take_blocks(values.value, numbers, out.shape[1]).numpy())
     else:
@@ -358,7 +358,11 @@ def take_blocks(values: Any, numbers: Int64, out: NDArray[Any]) -> None:
 def code_blocks(
     values: Any, numbers: Int64, block_entries: int, bits: int
 ) -> tuple[NDArray[Any], Float32, Float32, Any]:
-    """Code some blocks of full length. The errors of a DeviceArray stay on the device."""
+    """Code some full blocks of a tensor as levels; the errors of a DeviceArray stay on the device.
+
+    Returns:
+        Levels [m, e], lowest values [m], step widths [m], and the coding errors of all entries.
+    """
     if not isinstance(values, DeviceArray):
         return numpy_ops.code_blocks(values, numbers, block_entries, bits)
     levels, lows, steps, errors = _code_blocks(values.value, numbers, block_entries, bits)
@@ -366,9 +370,9 @@ def code_blocks(
 
 
 def power_step(tensor: Any, right: Float32) -> tuple[Float32, Float32] | None:
-    """Do one step of subspace iteration; only the factors are copied from the device.
+    """Do one step of PowerSGD's subspace iteration; only the factors are copied from the device.
 
-    Products are summed in another order than in `numpy_ops.power_step`.
+    The sums of matrix products have another order than in `numpy_ops.power_step`.
     """
     if not isinstance(tensor, DeviceArray):
         return numpy_ops.power_step(tensor, right)
@@ -379,7 +383,7 @@ def power_step(tensor: Any, right: Float32) -> tuple[Float32, Float32] | None:
 
 
 def entries(left: Float32, right: Float32, first: int, size: int) -> Any:
-    """Return entries of ``left @ right.T`` on the device, summed in the order of numpy_ops."""
+    """Return entries of ``left @ right.T`` on the device, summed in the order of `numpy_ops`."""
     product = tf.zeros([len(left), len(right)])
     for down, across in zip(left.T, right.T, strict=True):
         product = _plus_outer(product, down, across)
@@ -387,7 +391,7 @@ def entries(left: Float32, right: Float32, first: int, size: int) -> Any:
 
 
 def quantise(values: Any, dtype: str) -> CodedValues:
-    """Code values as float32, bfloat16, float16 or int8, on the device if they are there."""
+    """Code values as float32, bfloat16, float16 or int8; the coded values are numpy arrays."""
     if dtype == "float32":
         return numpy_ops.quantise(np.asarray(values), dtype)
     values = tensor_of(values)
@@ -402,11 +406,11 @@ def quantise(values: Any, dtype: str) -> CodedValues:
 
 
 def quantise_chunks(values: Any, edges: Int64, dtype: str) -> tuple[NDArray[np.uint8], Float32]:
-    """Code the values of each chunk with a few bits and scales of the chunk.
+    """Code values of consecutive chunks with a few bits each, and compute each chunk's scales.
 
     Sums are in double precision, in another order than in `few_bits.quantise_chunks`.
     """
-    if not isinstance(values, DeviceArray):  # selected values are few, and are on the host
+    if not isinstance(values, DeviceArray):  # selected values: few, and on the host already
         return few_bits.quantise_chunks(values, edges, dtype)
     if not values.size:
         return few_bits.quantise_chunks(np.empty(0, np.float32), edges, dtype)
@@ -426,7 +430,7 @@ def quantise_chunks(values: Any, edges: Int64, dtype: str) -> tuple[NDArray[np.u
     return few_bits.with_signs(levels, _is_negative(tensor).numpy(), dtype), scales
 
 
-#: Functions that this module does not replace are the numpy functions.
+#: The TensorFlow kernels; operations that this module does not replace are numpy functions.
 KERNELS = dataclasses.replace(
     numpy_ops.KERNELS,
     name="tf",

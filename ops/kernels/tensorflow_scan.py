@@ -1,7 +1,8 @@
-"""Selection as `tf.function`s on a CPU, with results as long as the number of selected entries.
+"""Selection of the largest entries in TensorFlow on a CPU, without XLA.
 
-XLA needs shapes that depend only on the lengths of the inputs (`tensorflow_select`). Without XLA,
-TensorFlow's `where` and `nth_element`, which only a CPU can run, take a twelfth of the time.
+The results are as long as the number of selected entries. XLA needs shapes that depend only on the
+lengths of the inputs, which `tensorflow_select` provides. Without XLA, TensorFlow's `where` and
+`nth_element`, which only a CPU can run, take a twelfth of the time of `tensorflow_select`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _MAGNITUDE_BITS = 0x7FFFFFFF
 
 
 def magnitudes_of(x: Any) -> Any:
-    """Return the bits of floats [n] without their signs: int32 in the order of the magnitudes."""
+    """Return the bits of floats [n] without their signs: int32 in the order of magnitudes."""
     return tf.bitwise.bitwise_and(tf.bitcast(x, tf.int32), tf.constant(_MAGNITUDE_BITS))
 
 
@@ -25,18 +26,19 @@ def _places_of(mask: Any) -> Any:
 
 
 def _at_rank(magnitudes: Any, rank: Any) -> Any:
-    """Return the magnitude at a rank; rank 1 is the largest magnitude."""
+    """Return the magnitude at a rank among `magnitudes`; rank 1 is the largest magnitude."""
     return tf.raw_ops.NthElement(input=magnitudes, n=rank - 1, reverse=True)
 
 
 def _largest(x: Any, k: Any, stride: Any, rank: Any) -> tuple[Any, Any]:
-    """Return the places and values of the k largest magnitudes.
+    """Return the positions and values of the k entries of largest magnitude.
 
-    Candidates reach a sampled threshold. If fewer than k entries do, all non-zero entries are
-    candidates.
+    Candidates are the entries that reach a threshold from a sample. If fewer than k entries reach
+    the threshold, all non-zero entries are candidates.
     """
     magnitudes = magnitudes_of(x)
-    threshold = tf.maximum(_at_rank(magnitudes[::stride], rank), 1)  # zeros are never selected
+    # 1 is the lowest nonzero magnitude in bits: zeros are never selected.
+    threshold = tf.maximum(_at_rank(magnitudes[::stride], rank), 1)
     places = _places_of(magnitudes >= threshold)
     if tf.size(places) < k:
         places = _places_of(magnitudes > 0)
@@ -54,13 +56,13 @@ def _largest(x: Any, k: Any, stride: Any, rank: Any) -> tuple[Any, Any]:
 
 @traced(FLOATS, *[NUMBER] * 3)
 def top_k(x: Any, k: Any, stride: Any, rank: Any) -> Any:
-    """Return the k largest entries: ascending places int64 and values; 0 < k <= n."""
+    """Return the k largest entries of x [n], 0 < k <= n: ascending positions int64, and values."""
     return _largest(x, k, stride, rank)
 
 
 @traced(FLOATS, FLOATS, FLOAT, *[NUMBER] * 3)
 def feedback_top_k(residual: Any, addend: Any, factor: Any, k: Any, stride: Any, rank: Any) -> Any:
-    """Return the residual plus the addend without its k largest entries, and `top_k` of the sum."""
+    """Add to a residual; return the sum without its k largest entries, and these entries."""
     total = residual + factor * addend
     places, values = _largest(total, k, stride, rank)
     remainder = tf.tensor_scatter_nd_update(total, places[:, None], tf.zeros_like(values))
@@ -69,6 +71,6 @@ def feedback_top_k(residual: Any, addend: Any, factor: Any, k: Any, stride: Any,
 
 @traced(FLOATS, FLOAT)
 def reaching(x: Any, threshold: Any) -> Any:
-    """Return the places and values of entries with at least this magnitude > 0."""
+    """Return the positions and values of entries with a magnitude of at least `threshold` > 0."""
     places = _places_of(magnitudes_of(x) >= tf.bitcast(threshold, tf.int32))
     return places, tf.gather(x, places)

@@ -1,9 +1,10 @@
-"""Selection as `tf.function`s: shapes depend only on the input lengths, so XLA can compile them.
+"""Selection of the largest entries in TensorFlow, with shapes that XLA can compile.
 
-Selected positions are in arrays of a fixed length, filled with n after the last position; the
-caller cuts the arrays. Without XLA, the functions of `tensorflow_scan` are used instead. Magnitudes
-are compared as the bits of the float without its sign. The order of these bits is the order of the
-magnitudes, and is exact for subnormal numbers, which TensorFlow's threads flush to zero.
+XLA needs shapes that depend only on the lengths of the inputs. Selected positions are therefore in
+arrays of a fixed length, filled with n after the last position; the caller cuts the arrays. Without
+XLA, the functions of `tensorflow_scan` are used instead. Magnitudes are compared as the bits of the
+float without its sign. The order of these bits is the order of the magnitudes, and is exact for
+subnormal numbers, which TensorFlow's threads flush to zero.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ from thinwire.ops.kernels.tensorflow_scan import magnitudes_of
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
-_HALVINGS = 31  # of a range of positions: enough for 2**31 entries
-_SAMPLED_KEPT = 200
-_SAFETY = 4.0
-_SPARE = 64  # candidates in addition to two for each selected entry
+_HALVINGS = 31  # rounds of the binary search for a position: enough for 2**31 entries
+_SAMPLED_KEPT = 200  # selected entries expected in a sample
+_SAFETY = 4.0  # standard deviations of the sampled rank by which a threshold is lowered
+_SPARE = 64  # capacity for candidates in addition to two per selected entry
 
 
 def plan(size: int, k: int) -> tuple[int, int, int, int]:
-    """Return (k, stride, rank, capacity) of a selection, 0 < k <= size.
+    """Plan the selection of k entries, 0 < k <= size; return (k, stride, rank, capacity).
 
-    Every stride-th entry is a sample. Slightly more than k entries should reach the rank-th largest
-    magnitude of the sample, and at most `capacity` entries may.
+    Every stride-th entry belongs to the sample. The threshold is the rank-th largest magnitude of
+    the sample: slightly more than k entries are expected to reach it. If more than `capacity`
+    entries reach it, the selection compares all entries.
     """
     stride = max(k // _SAMPLED_KEPT, 1)
     num_sampled = -(-size // stride)
@@ -51,7 +53,7 @@ def plan(size: int, k: int) -> tuple[int, int, int, int]:
 
 
 def _first_reaching(magnitudes: Any, threshold: Any, capacity: Any) -> tuple[Any, Any]:
-    """Return the first `capacity` positions that reach a threshold, and the number of all."""
+    """Return the first `capacity` positions that reach a threshold, and how many reach it."""
     size = tf.size(magnitudes)
     reached = tf.cumsum(tf.cast(magnitudes >= threshold, tf.int32))
     ranks = tf.range(1, capacity + 1)
@@ -71,19 +73,19 @@ def _values_at(x: Any, places: Any) -> Any:
 
 
 def _largest(x: Any, k: Any, stride: Any, rank: Any, capacity: Any) -> tuple[Any, Any, Any]:
-    """Return places, values and number of the k largest magnitudes.
+    """Return positions, values and number of the k entries of largest magnitude.
 
-    The k entries are selected among entries that reach a sampled threshold. If fewer than k or more
-    than `capacity` entries do, the k entries are selected among all entries.
+    The k entries are selected among the entries that reach a threshold from a sample. If fewer than
+    k or more than `capacity` entries reach it, the k entries are selected among all entries.
     """
     size, magnitudes = tf.size(x), magnitudes_of(x)
     lowest = tf.math.top_k(magnitudes[::stride], rank).values[-1]
-    threshold = tf.maximum(lowest, 1)  # zeros are never selected
+    threshold = tf.maximum(lowest, 1)  # 1 is the lowest nonzero magnitude: never select zeros
     candidates, count = _first_reaching(magnitudes, threshold, capacity)
     if tf.logical_and(count >= k, count <= capacity):
         reached = tf.gather(magnitudes, tf.minimum(candidates, size - 1))
         reached = tf.where(candidates < size, reached, 0)
-        highest = tf.math.top_k(reached, k)  # ties: lowest position first
+        highest = tf.math.top_k(reached, k)  # among equal magnitudes, the lowest position is first
         places = tf.gather(candidates, highest.indices)
     else:
         highest = tf.math.top_k(magnitudes, k)
@@ -102,7 +104,7 @@ def _top_k(x: Any, k: Any, stride: Any, rank: Any, capacity: Any) -> Any:
 def _feedback_top_k(
     residual: Any, addend: Any, factor: Any, k: Any, stride: Any, rank: Any, capacity: Any
 ) -> Any:
-    """Return the residual plus the addend without its k largest entries, and these entries."""
+    """Add to a residual; return the sum without its k largest entries, and these entries."""
     total = residual + factor * addend
     places, values, count = _largest(total, k, stride, rank, capacity)
     # Places contain n only if fewer than k entries are not 0. All of these are selected, so the
@@ -114,7 +116,7 @@ def _feedback_top_k(
 
 @fused(FLOATS, FLOAT, NUMBER)
 def _reaching(x: Any, threshold: Any, capacity: Any) -> Any:
-    """Return the first `capacity` entries with at least this magnitude, and the number of all."""
+    """Return the first `capacity` entries that reach a magnitude, and how many reach it."""
     places, count = _first_reaching(magnitudes_of(x), tf.bitcast(threshold, tf.int32), capacity)
     return places, _values_at(x, places), count
 
@@ -133,7 +135,7 @@ def _none() -> tuple[Int64, Float32]:
 
 
 def top_k(x: Any, k: int) -> tuple[Int64, Float32]:
-    """Return the k entries of largest magnitude, as numpy arrays."""
+    """Return the k entries of largest magnitude: positions and values, as numpy arrays."""
     x = tensor_of(x)
     size = int(x.shape[0])
     k = min(k, size)
@@ -148,9 +150,9 @@ def top_k(x: Any, k: int) -> tuple[Int64, Float32]:
 def feedback_top_k(
     residual: Any, addend: Any, k: int, factor: float = 1.0, hint: float = 0.0
 ) -> tuple[Int64, Float32, float]:
-    """Add to a residual, then remove and return its k largest entries.
+    """Add an addend to a residual, then remove and return the sum's k largest entries.
 
-    A numpy residual is changed on the host.
+    A DeviceArray changes on the device, a numpy residual on the host. The returned hint is 0.
     """
     k = min(k, residual.size)
     if k > 0 and isinstance(residual, DeviceArray):
@@ -168,14 +170,14 @@ def feedback_top_k(
 
 @fused(FLOATS, *[NUMBER] * 3)
 def _chunk_top_k(x: Any, k: Any, chunk: Any, last: Any) -> Any:
-    """Return the k largest entries of each full chunk, and the `last` largest of the last chunk.
+    """Return the k largest entries of each chunk, and the `last` largest entries of the last one.
 
-    Places are filled with n after the last selected position.
+    The array of positions is filled with n after the last selected position.
     """
     size = tf.size(x)
     count = (size + chunk - 1) // chunk
     rows = tf.reshape(tf.pad(magnitudes_of(x), [[0, count * chunk - size]]), [count, chunk])
-    highest = tf.math.top_k(rows, k)  # ties: lowest position first
+    highest = tf.math.top_k(rows, k)  # among equal magnitudes, the lowest position is first
     numbers = tf.range(count)[:, None]
     limits = tf.where(numbers == count - 1, last, k)
     chosen = tf.logical_and(highest.values > 0, tf.range(k)[None] < limits)
@@ -185,7 +187,7 @@ def _chunk_top_k(x: Any, k: Any, chunk: Any, last: Any) -> Any:
 
 
 def chunk_top_k(x: Any, k: int, chunk: int) -> tuple[Int64, Float32]:
-    """Return the k entries of largest magnitude of each chunk, as numpy arrays."""
+    """Return the k entries of largest magnitude of each chunk of x, as numpy arrays."""
     x = tensor_of(x)
     size = int(x.shape[0])
     if not size:
@@ -196,7 +198,7 @@ def chunk_top_k(x: Any, k: int, chunk: int) -> tuple[Int64, Float32]:
 def feedback_chunk_top_k(
     residual: Any, addend: Any, k: int, chunk: int, factor: float = 1.0
 ) -> tuple[Int64, Float32]:
-    """Add to a residual, then remove and return the k largest entries of each chunk."""
+    """Add an addend to a residual, then remove and return the k largest entries of each chunk."""
     if not isinstance(residual, DeviceArray):
         return numpy_chunks.feedback_chunk_top_k(residual, np.asarray(addend), k, chunk, factor)
     accumulate(residual, addend, factor)
@@ -211,7 +213,7 @@ def _accumulated(target: Any, addend: Any, factor: Any, decay: Any) -> Any:
 
 
 def accumulate(target: Any, addend: Any, factor: float = 1.0, decay: float = 1.0) -> None:
-    """Do ``target = decay * target + factor * addend`` in place."""
+    """Do ``target = decay * target + factor * addend`` in place, on the target's device."""
     if not isinstance(target, DeviceArray):
         accumulate_on_host(target, np.asarray(addend), factor, decay)
         return
@@ -220,7 +222,7 @@ def accumulate(target: Any, addend: Any, factor: float = 1.0, decay: float = 1.0
 
 
 def _bounds(k: int, size: int) -> tuple[int, int, int]:
-    """Return the fewest and the most entries to accept from a threshold, and the capacity."""
+    """Return the least and the greatest acceptable number of entries, and the array length."""
     least, most = math.ceil(numpy_select.TOO_FEW * k), math.floor(numpy_select.TOO_MANY * k)
     return least, most, min(size, most + 1)
 
@@ -250,7 +252,7 @@ def feedback_of_each(
     factors: Sequence[float],
     hints: Sequence[float],
 ) -> list[tuple[Int64, Float32, float]]:
-    """Do `feedback_top_k` for each residual, one after the other."""
+    """Do `feedback_top_k` for each of several residuals, one after the other."""
     inputs = zip(residuals, addends, counts, factors, hints, strict=True)
     return [feedback_top_k(*arguments) for arguments in inputs]
 

@@ -58,7 +58,7 @@ def mask(block: RangedBlock) -> NDArray[np.bool_]:
 
 
 def described(block: RangedBlock) -> bytes:
-    """Return the header of a ranged block: entries per range, then a bitmap of present ranges."""
+    """Return the header of a ranged block: entries per range, and a bitmap of its ranges."""
     return (
         _HEADER.pack(block.block_entries) + np.packbits(block.present, bitorder="little").tobytes()
     )
@@ -120,9 +120,9 @@ class IndexCoding(enum.IntEnum):
     """How the positions of a block's values are coded; messages contain these numbers."""
 
     DENSE = 0  # no positions: the block has all entries of its slot
-    BITMAP = 1  # one bit per entry of the slot
+    BITMAP = 1  # one bit per entry of the slot, 1 at the positions
     RICE = 2  # Golomb-Rice code of the gaps between positions
-    DEFLATED_GAPS = 3  # one deflated byte per gap
+    DEFLATED_GAPS = 3  # one deflated byte per gap between positions
     UINT32 = 4  # four bytes per position
     LOW_RANK = 6  # no positions: a header of two matrix factors
     RANGES = 7  # a bitmap of the ranges that the block has

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32, Int64
 
-_LARGEST_SCALE_BITS = 0x7F7F  # bits of the largest finite bfloat16
+_LARGEST_SCALE_BITS = 0x7F7F  # largest legal scale: the bits of the largest finite bfloat16
 _LARGEST_CHUNK = (1 << 32) - 1
 
 

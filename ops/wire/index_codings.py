@@ -234,7 +234,7 @@ def _unpack(data: memoryview, count: int, low_bits: int) -> NDArray[Any]:
         return np.zeros(count, np.int64)
     padded = np.zeros(len(data) + 3, np.uint8)
     padded[: len(data)] = np.frombuffer(data, np.uint8)
-    words = np.ndarray((len(data),), "<u4", padded.data, strides=(1,))  # one word per byte
+    words = np.ndarray((len(data),), "<u4", padded.data, strides=(1,))  # word i starts at byte i
     starts = np.arange(count) * low_bits
     fields = words.take(starts >> 3) >> (starts & 7).astype(np.uint32)
     return (fields & np.uint32((1 << low_bits) - 1)).astype(np.int64)

@@ -29,7 +29,7 @@ class MeasuredCost:
         against: Name of the exact method, for example "bsp".
         work: Model, data, number of workers and length of the run, as text.
         source: Page and heading that document the measurement, below docs/.
-        local_steps: Value of --local_steps in the measurement; 0: without --local_steps.
+        local_steps: Value of --local_steps in the measurement; 0 if it was not given.
     """
 
     flags: tuple[str, ...]

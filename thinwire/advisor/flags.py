@@ -67,7 +67,7 @@ class AdvisorFlags:
 
 
 def check(run: Run) -> None:
-    """Reject flags that the Advisor cannot use, before heavy modules are imported.
+    """Reject flags that the Advisor cannot use, before TensorFlow is imported.
 
     Raises:
         ConfigurationError: Emulated links or devices are out of range, a launcher's flag has no

@@ -103,7 +103,7 @@ def play(run: Run, probe: Probe, seconds: float) -> dict[int, list[Round]]:
 
     Raises:
         ProbeFailed: The probe did not reach its end; the log has the probe's messages.
-        ConfigurationError: The probe recorded no rounds.
+        ConfigurationError: No worker finished a round in the probe.
     """
     folder = run.run_dir / "advice" / probe.name
     logging.info("measuring: %s run, at most %g s of training", probe.name, seconds)
@@ -142,7 +142,7 @@ def composition(probe: Probe, folder: pathlib.Path) -> Run:
 
 
 def _of_method() -> set[str]:
-    """Return the names of the flags that choose a run's method and its end."""
+    """Return the names of the flags that choose a run's training method and when it stops."""
     topics = [topic for topic in TOPICS if topic.title in _OWN_TOPICS]
     return {option.name for topic in topics for option in topic.options}.difference(_KEPT).union(
         INTERFACES

@@ -60,7 +60,7 @@ _PUSHES_TO_TIME = 6
 _PATIENCE_SECONDS = 60.0
 _UNLIMITED = ShardSpeed(0.0, 0.0)
 #: If no composition is fast enough, the Advisor prefers a more exact composition to the fastest
-#: composition if it is slower by at most this fraction.
+#: composition if the more exact composition is slower by at most this fraction.
 _ALIKE = 0.1
 
 
@@ -88,8 +88,7 @@ class GradientPool:
             spec: Specification of the shared model.
             weights: [num_parameters] float32 weights before the first step.
             statistics: [m] float32 moving statistics before the first step.
-            gradients: At least
-                one gradient, each [num_parameters] float32.
+            gradients: At least one gradient, each [num_parameters] float32.
             samples: Number of samples in a mini-batch.
         """
         self.spec, self.weights, self.statistics = spec, weights, statistics
@@ -287,7 +286,7 @@ def _settings(
 def _set_down_links(
     simulation: Simulation, links: Sequence[WorkerLink], devices: Sequence[EmulatedDevice]
 ) -> None:
-    """Set the downlink rates: a PS shard gets its share of the model of each worker's rate."""
+    """Divide each worker's downlink rate among the PS shards by their shares of the model."""
     total = sum(shard.layout.size for shard in simulation.shards)
     for shard in simulation.shards:
         for link, device in zip(links, devices, strict=True):
@@ -295,8 +294,7 @@ def _set_down_links(
             shard.ports[link.worker].down = Pipe(Link(rate, device.link.delay_ms))
 
 
-# -- candidate compositions
-# --------------------------------------------------------------------------------
+# -- candidate compositions ---------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -328,10 +326,10 @@ def _sparse(method: str, rate: str, value_dtype: str, *settled: str) -> Candidat
 _MOST_STEPS = 100
 #: Compositions that the Advisor predicts, from exact to lossy: exact updates in lockstep; exact
 #: updates with growing staleness; local steps; rounded values; fewer and fewer entries. Among
-#: sparse methods of one rate come first dgs and dgc, which send the entries that were not sent
-#: later, with momentum; then gd, which sends these entries later without momentum; then adacomp,
-#: which drops these entries. The last candidate sends few entries of few bits after many local
-#: steps.
+#: sparse methods of one compression rate come first dgs and dgc, which send the unsent entries in
+#: later rounds, with momentum; then gd, which sends the unsent entries in later rounds without
+#: momentum; then adacomp, which drops the unsent entries. The last candidate sends few entries of
+#: few bits after many local steps.
 CANDIDATES = (
     Candidate(("--method=bsp",)),
     Candidate(("--method=ssp", "--staleness_bound=3")),
@@ -463,8 +461,7 @@ def _refuse_contradiction(candidate: Candidate, given: flags.FlagValues) -> None
             raise ConfigurationError(f"--{name}={given[name].value} was given")
 
 
-# -- proposal and its text
-# --------------------------------------------------------------------------------
+# -- proposal and its text ----------------------------------------------------------------------
 
 
 def ideal_samples_per_second(links: Sequence[WorkerLink], batch_size: int) -> float:

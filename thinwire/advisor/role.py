@@ -39,14 +39,14 @@ class Subject(Protocol):
     Attributes:
         script: Path and arguments of the script; empty for a model from flags.
         server_optimizer: Value of --server_optimizer for methods that push gradients of a script;
-            None: the flags' value.
+            None for the value of the flag.
     """
 
     script: list[str]
     server_optimizer: str | None
 
     def prepare(self, run: Run, folder: pathlib.Path) -> Run:
-        """Measure the model; return the settings of the run that measures the links."""
+        """Measure the subject's model; return the settings of the run that measures the links."""
 
     def predictor(self, run: Run, pushes: int) -> Predictor:
         """Return the predictor that simulates compositions of the run."""
@@ -71,7 +71,7 @@ class _ModelSubject:
         return _predictor(run, pushes)
 
     def parts_of_batch(self, run: Run) -> int:
-        """Return 1: --batch_size is the batch size of each worker."""
+        """Return 1, because --batch_size is the batch size of each single worker."""
         return 1
 
 

@@ -95,7 +95,7 @@ class _ScriptSubject:
         return read_run()
 
     def predictor(self, run: Run, pushes: int) -> Predictor:
-        """Return a predictor that uses the script's gradients."""
+        """Return a predictor that simulates runs with the script's measured gradients."""
         measured = self._measured
         if measured is None:
             raise RuntimeError("the script has not been measured")
@@ -112,7 +112,7 @@ class _ScriptSubject:
         return Predictor(pool, dataset, load_kernels(run.kernels, on_gpu=has_gpu(run)), pushes)
 
     def parts_of_batch(self, run: Run) -> int:
-        """Return the number of workers if the workers divide the script's batch, else 1."""
+        """Return the number of workers if they divide the script's batch; 1 if each has a batch."""
         return run.nb_workers if _divides_batch(run) else 1
 
 
@@ -193,5 +193,5 @@ def _num_examples(found: MeasuredModel, nb_workers: int) -> int:
 
 
 def _server_optimizer(name: str) -> str | None:
-    """Return a --server_optimizer that changes as many entries per update; None for plain SGD."""
+    """Return a --server_optimizer that changes as many weights per update; None for plain SGD."""
     return None if name == "SGD" else "adam"

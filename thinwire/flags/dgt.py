@@ -279,7 +279,7 @@ NOT_READ = {
 
 
 def fill(values: flags.FlagValues, variables: Mapping[str, str]) -> None:
-    """Set flags that were not given from the original DGT's variables, and log each set flag.
+    """Set flags from the original DGT's variables, unless a flag was given; log each set flag.
 
     Args:
         values: Parsed flags of this process. This function changes them.

@@ -34,8 +34,8 @@ FLAGS = flags.FLAGS
 #: Flags whose files stay on the launching host: no node reads the hosts file, and the token file
 #: holds a secret.
 _NOT_SENT = ("hosts_file", "token_file")
-#: Flags that name secret files, which may be in the script's folder. In their values `{node}` is
-#: a placeholder for a node's name.
+#: Flags that name files with secrets, which may be in the script's folder. In the values of these
+#: flags `{node}` is a placeholder for a node's name.
 _SECRETS = ("token_file", "tls_key")
 _SENT = "sent"
 _LARGEST_ARCHIVE_BYTES = 256 << 20
@@ -47,10 +47,10 @@ class CodeDeployment:
 
     # Working directory of nodes on the host; a relative path starts at the home directory
     folder: str
-    node: tuple[str, ...]  # Python's arguments that run a node on the host
+    node: tuple[str, ...]  # arguments of Python that run a node on the host
     script: tuple[str, ...]  # Python's arguments that run a script on the host
     watchdog: tuple[str, ...]  # Python's arguments that run the watchdog on the host
-    flags: tuple[str, ...]  # flags that name copied files, with the files' paths on the host
+    flags: tuple[str, ...]  # flags that name files, with the paths of the copied files on the host
     # .tar.gz that the host unpacks in `folder`; None if the host has the code already
     archive: bytes | None
 
@@ -59,7 +59,7 @@ class CodeDeployment:
 
         Args:
             node: Node to start.
-            own_flags: Flags that the launcher adds to the node's command line for this host.
+            own_flags: Flags that the launcher adds to the node's command line for the node's host.
         """
         if node.script and self.archive is not None:
             if node.script[0] != MODULE_OPTION:
@@ -70,7 +70,7 @@ class CodeDeployment:
 
 
 def code_deployment(script_folder: pathlib.Path | None = None) -> CodeDeployment:
-    """Return where hosts have the code: this process's folder, or the folder of --sync_dst_dir.
+    """Return where hosts have the code: at the current folder's path, or in --sync_dst_dir.
 
     Args:
         script_folder: Folder of the script, copied with the code; None if the run has no script.
@@ -100,7 +100,8 @@ def copied_code(folder: str, script_folder: pathlib.Path | None = None) -> CodeD
         script_folder: Folder of the script, copied with the code; None if the run has no script.
 
     Raises:
-        ConfigurationError: A file is missing on the launching host, or the archive is too large.
+        ConfigurationError: A file that a flag names is missing on the launching host, or the
+            archive is too large.
     """
     files = _named_files()
     return CodeDeployment(
@@ -117,7 +118,7 @@ def pack(files: dict[str, pathlib.Path], script_folder: pathlib.Path | None = No
     """Return the archive that hosts unpack, as the content of a .tar.gz file.
 
     Args:
-        files: Name of a flag -> the file that the flag names.
+        files: Name of a flag -> path of the file that the flag names.
         script_folder: Folder of the script; None if the run has no script.
 
     Raises:
@@ -200,7 +201,7 @@ def _is_visible(name: str) -> bool:
 
 
 def _rule_of_script(folder: pathlib.Path) -> Callable[[str], bool]:
-    """Return a predicate: whether a file of the script's folder, by its archive name, is sent.
+    """Return a function that returns True for the archive name of a file that is sent to hosts.
 
     Token and key files of this run, and the records in the folder `runs/`, are not sent.
     """

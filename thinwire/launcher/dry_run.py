@@ -27,7 +27,7 @@ def describe_run(run: Run, nodes: Sequence[Node], hosts: Sequence[str]) -> Itera
     """Yield the lines that describe a run: its method, traffic, run directory and nodes.
 
     Args:
-        run: The run's settings.
+        run: Settings of the run, from the flags.
         nodes: Nodes that the run would start.
         hosts: Host of each node, in the order of `nodes`; empty if all nodes run on this host.
     """
@@ -52,7 +52,7 @@ def _policies(run: Run) -> str:
 
 
 def _traffic(run: Run) -> Iterator[str]:
-    """Yield how many bytes a worker sends and receives in one exchange, without framing."""
+    """Yield lines on the bytes that a worker sends and receives in an exchange, without framing."""
     size = _last_size(run)
     codec = coding_of(run.method.codec)
     value_dtype = codec.value_dtype

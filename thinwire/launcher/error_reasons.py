@@ -37,7 +37,7 @@ _STANDARD = sysconfig.get_paths()["stdlib"]
 _REPLACED = re.compile(
     r"in user code:|Exception encountered when calling |Could not automatically infer the output "
 )
-#: Matches the lines of a TensorFlow graph error that do not contain its reason.
+#: Matches the lines of a TensorFlow graph error that do not contain the error's reason.
 _OF_GRAPH = re.compile(
     r"\s*(Graph execution error:|Detected at node |<stack traces|File \"|\[\[\{\{node |"
     r"\d+ root error\(s\) found|\d+ (successful|derived))"
@@ -50,7 +50,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def exit_code_of(error: BaseException) -> int | None:
-    """Return the documented exit code of an error of Thinwire; None for an error of the script."""
+    """Return the documented exit code of an error that Thinwire raised; None for other errors."""
     if isinstance(error, ConfigurationError):
         return EXIT_CONFIGURATION
     if isinstance(error, Diverged):
@@ -69,7 +69,7 @@ def exit_code_of(error: BaseException) -> int | None:
 
 
 def stop_reason_of(error: BaseException) -> str:
-    """Return why the run ended if the error reports the end of the run, else an empty string."""
+    """Return the stop reason of an error that reports the run's end; empty for other errors."""
     for module, name in _ENDS:
         # A module that is not imported cannot have raised its exception.
         kind = getattr(sys.modules.get(module), name, None)
@@ -164,6 +164,7 @@ def exit_with_reason() -> None:
             return
         place = place_of(error)
         sys.stderr.write(f"{place}: {reason}\n" if place else f"{reason}\n")
-        raise SystemExit(code)  # Python exits with the code of a SystemExit that a hook raises
+        # Python exits with the code of a SystemExit that `sys.excepthook` raises
+        raise SystemExit(code)
 
     sys.excepthook = report

@@ -14,7 +14,7 @@ COMPLETED = "thinwire-completed"
 
 
 class Cause(enum.Enum):
-    """Cause of a script's failure. The launcher chooses the remedy in its last line by it."""
+    """Cause of a script's failure, by which the launcher chooses the remedy that it shows."""
 
     SCRIPT = "script"  # the script raised an error, or exited with a code other than 0
     # Thinwire rejected a flag, call or value; the failure's text has the remedy
@@ -22,7 +22,8 @@ class Cause(enum.Enum):
     INTERRUPTED = "interrupted"  # a signal interrupted this worker alone, not the whole run
     LOST = "lost"  # the worker could not reach the PS; the script has no error
     OTHER_RUN = "other run"  # the run directory holds a run of another script
-    ELSEWHERE = "elsewhere"  # another worker failed, perhaps a worker of another launcher
+    # Another worker failed, perhaps one that another task's launcher started
+    ELSEWHERE = "elsewhere"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +43,12 @@ class Failure:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the worker could not reach the PS."""
+        """True if the script failed because the worker could not reach the PS."""
         return self.cause is Cause.LOST
 
     @property
     def is_refused(self) -> bool:
-        """Whether the run directory holds a run of another script."""
+        """True if the script was refused: the run directory holds a run of another script."""
         return self.cause is Cause.OTHER_RUN
 
     @property
@@ -75,7 +76,7 @@ class Failure:
         return text
 
     def report(self) -> None:
-        """Write the failure to stderr as one line, for `read`."""
+        """Write the failure to stderr as one line, which the launcher parses by `read`."""
         document = dataclasses.asdict(self) | {"cause": self.cause.value}
         sys.stderr.flush()
         sys.stderr.write(f"{FAILURE}{json.dumps(document)}\n")

@@ -29,8 +29,8 @@ def write(run: Run, script: Sequence[str], began: float) -> None:
     """Write ``launch.json`` with a run's script, flags and start time to the run directory.
 
     Args:
-        run: The run's settings.
-        script: The script and its arguments.
+        run: Settings of the run, from the flags.
+        script: The user's script (path, or -m and module) and its arguments.
         began: Start time of the run, in seconds since the epoch.
     """
     run.run_dir.mkdir(parents=True, exist_ok=True)
@@ -59,11 +59,11 @@ def document(run: Run, script: Sequence[str]) -> dict[str, Any]:
 class RecordedLaunch:
     """Flags and script of an earlier run, from its ``launch.json``."""
 
-    flags: list[str]  # flags of the run, as --name=value
+    flags: list[str]  # flags of the earlier run, as --name=value
     versions: dict[str, str]  # package -> version that the earlier run used
-    path: str  # path of the script
-    folder: str  # working directory of the launcher
-    arguments: list[str]  # arguments of the script
+    path: str  # path of the earlier run's script
+    folder: str  # working directory of the earlier run's launcher
+    arguments: list[str]  # arguments of the earlier run's script
     sha256: str  # SHA-256 digest of the script's file, in hexadecimal
     module: str = ""  # name of the module after -m; empty if the script was given by its path
 
@@ -72,7 +72,7 @@ class RecordedLaunch:
         return module_words(self.module, self.path, self.arguments)
 
     def warnings(self) -> Iterator[str]:
-        """Yield the differences between the earlier run and now that may change the result."""
+        """Yield changes of packages, script and folder since the earlier run, as text lines."""
         now = versions()
         for name in sorted({*now, *self.versions}):
             before, after = self.versions.get(name, "none"), now.get(name, "none")
@@ -91,7 +91,7 @@ def recorded(run_dir: str) -> RecordedLaunch:
     """Read the flags and the script of the run in a run directory.
 
     Args:
-        run_dir: The run directory, or its ``launch.json``.
+        run_dir: Path of the run directory, or of its ``launch.json``.
 
     Raises:
         ConfigurationError: The directory has no ``launch.json`` of `thinwire run`.

@@ -98,7 +98,7 @@ class _Waiting:
 
 
 class _WorkerLines:
-    """One worker's state, waiting lines, and noted lines of the leader that it has yet to write."""
+    """Output state of one worker, its waiting lines, and the leader's lines that it may repeat."""
 
     def __init__(self) -> None:
         self.state = LineState.SHOWING
@@ -106,10 +106,11 @@ class _WorkerLines:
         self._noted: collections.OrderedDict[bytes, int] = collections.OrderedDict()
 
     def note(self, key: bytes) -> None:
-        """Drop the waiting line that equals a line of the leader; without one, note the key."""
+        """Drop the waiting line with the key of a line of the leader, or note the key for later."""
         for entry in list(self.waiting):
             if entry.key == key:
-                with contextlib.suppress(ValueError):  # a signal handler has just shown the entry
+                # A signal handler has just shown the line of this entry
+                with contextlib.suppress(ValueError):
                     self.waiting.remove(entry)
                 return
         self._noted[key] = self._noted.get(key, 0) + 1
@@ -207,7 +208,7 @@ class LineMerger:
         return []
 
     def _match(self, key: bytes) -> Iterator[WrittenLine]:
-        """Drop or note the leader's line for every other worker; yield lines that it released."""
+        """Note or drop the leader's line for the other workers; yield lines that no longer wait."""
         for worker in self._workers.values():
             if worker.state is not LineState.LEADING:
                 worker.note(key)

@@ -1,4 +1,4 @@
-"""Measures round trip and rate of the TCP link between two hosts: one serves, one measures.
+"""Measures round trip and rate of the TCP link between a serving and a measuring host.
 
 ``python -I - serve PORT SECONDS < link_probe.py`` listens on all addresses of a host and then
 writes ``thinwire-probe {"port": ...}``. ``python -I - measure HOST PORT < link_probe.py`` writes

@@ -92,8 +92,7 @@ def start_here(
 
     Args:
         node: Node to start. A node without `output` writes to the terminal directly.
-        more_flags:
-            Flags to add to the node's command line.
+        more_flags: Flags to add to the node's command line.
         variables: Environment variables to add to a copy of this process's environment.
     """
     command = [sys.executable, *node.words(NODE, SCRIPT, more_flags)]
@@ -171,7 +170,7 @@ class SupervisedProcess:
 
     @property
     def last_output(self) -> str:
-        """The last lines that the command wrote, joined into one line."""
+        """The last `_LAST_LINES` lines that the command wrote, joined into one line."""
         return " / ".join(self._lines)
 
     def wait_until_started(self, seconds: float) -> bool:
@@ -194,11 +193,11 @@ class SupervisedProcess:
         return None if code is None else exit_code(code)
 
     def send_signal(self, number: int) -> None:
-        """Make the watchdog send a signal to the command."""
+        """Make the watchdog send a signal, given by its number, to the command."""
         self._write(_BYTE_OF[signal.Signals(number)])
 
     def beat(self) -> None:
-        """Send a heartbeat to the watchdog if the last heartbeat is `_BEAT_SECONDS` old."""
+        """Send a heartbeat to the watchdog if the last heartbeat is `_BEAT_SECONDS` seconds old."""
         if time.monotonic() - self._last_beat >= _BEAT_SECONDS:
             self._last_beat = time.monotonic()
             self._write(watchdog.BEAT)
@@ -261,7 +260,7 @@ class LocalLauncher:
         self._threads = threads_of(os.cpu_count() or 1, run.nb_workers)
 
     def start(self, node: Node) -> SupervisedProcess:
-        """Start a node; its watchdog ends the node when the launcher ends or dies."""
+        """Start a node on this machine; a watchdog ends it when the launcher ends or dies."""
         return start_here(node, f"--worker_threads={self._threads}")
 
     def settle(self) -> None:

@@ -130,7 +130,7 @@ class Screen:
 
     @property
     def is_error_stalled(self) -> bool:
-        """Whether a write to stderr would block, perhaps forever."""
+        """True if a write to stderr would block, perhaps forever."""
         return self._error.is_stalled
 
     def write(self, line: str, is_error: bool = False, source: str = "thinwire") -> None:
@@ -169,12 +169,12 @@ class Screen:
         return _ScreenStream(self)
 
     def close(self) -> None:
-        """Complete the line of progress and close the copies of stdout and stderr, stderr last."""
+        """End the line of progress, and close the outputs to stdout and stderr, stderr last."""
         self.close_out()
         self._error.close()
 
     def close_out(self) -> None:
-        """Complete the line of progress; close stdout's copy unless stderr shares the copy."""
+        """End the line of progress; close stdout's `OutputCopy` unless stderr uses the same one."""
         self.end_progress()
         if self._out is not self._error:
             self._out.close()
@@ -255,7 +255,7 @@ def shown_log(
 
 
 def report_losses(copies: Sequence[OutputCopy], logged: Collection[str] = ()) -> list[str]:
-    """Log and return a report of the lost lines of every copy that has lost lines.
+    """Log and return a report on the lost lines of every `OutputCopy` that has lost lines.
 
     Args:
         copies: `OutputCopy` objects of stdout, stderr and files to report on.

@@ -75,7 +75,7 @@ class RayProcess:
 
     Attributes:
         started: Event that is set when the PS or worker has started, or has failed to start.
-        error: Error by which the node or its actor was lost; None if the node was not lost.
+        error: Ray's error if the node or its actor was lost; None if neither was lost.
     """
 
     is_followed = True
@@ -166,7 +166,7 @@ class RayProcess:
         self._actor.write.remote(_BYTE_OF[signal.Signals(number)])
 
     def kill(self) -> None:
-        """Kill the node; if the node does not end within `_PATIENCE_SECONDS`, kill its actor."""
+        """Kill the node; kill its actor too if the node does not end in `_PATIENCE_SECONDS`."""
         self._killed.set()
         self.send_signal(signal.SIGKILL)
         self._thread.join(_PATIENCE_SECONDS if self.started.is_set() else 0.0)
@@ -174,7 +174,7 @@ class RayProcess:
             self._ray.kill(self._actor)
 
     def wait(self) -> int:
-        """Wait for the end of the node; return its exit code."""
+        """Wait for the end of the PS or worker; return its exit code."""
         self._thread.join()
         return -signal.SIGHUP if self._code is None else self._code
 
@@ -210,7 +210,7 @@ class RayLauncher:
         """Connect to Ray, send the code, and wait until Ray has placed the actors.
 
         Args:
-            run: The run's settings.
+            run: Settings of the run, from the flags.
             script_folder: Folder of the workers' script; None if the workers run no script.
 
         Raises:
@@ -274,7 +274,7 @@ class RayLauncher:
         self._supervisor: SupervisedProcess | None = None
 
     def _place(self) -> dict[Place, Any]:
-        """Create a placement group, wait for its placement, and return its actors."""
+        """Place one actor per PS and worker in a placement group; return node -> actor."""
         util = importlib.import_module("ray.util")
         scheduling = importlib.import_module("ray.util.scheduling_strategies")
         # SPREAD assigns the bundles in their order, each to an unused Ray node while an unused node
@@ -289,7 +289,7 @@ class RayLauncher:
                 num_cpus=bundle.get("CPU", 0),
                 num_gpus=bundle.get("GPU", 0),
                 resources=custom,
-                # -1 is unlimited; `role.Restarts` limits the restarts
+                # -1 means no limit: `role.Restarts` limits restarts
                 max_restarts=-1 if restarts else 0,
                 max_concurrency=8,
                 scheduling_strategy=scheduling.PlacementGroupSchedulingStrategy(group, index),
@@ -301,7 +301,7 @@ class RayLauncher:
         """Wait until Ray has placed the placement group of the run's actors.
 
         Raises:
-            Unreachable: Ray has not placed the group within `_PLACE_SECONDS`.
+            Unreachable: Ray has not placed the group within `_PLACE_SECONDS` seconds.
         """
         deadline, logged_at = time.monotonic() + _PLACE_SECONDS, time.monotonic()
         ready = group.ready()
@@ -421,7 +421,7 @@ class RayLauncher:
         """Wait until every PS and worker has started.
 
         Raises:
-            Unreachable: A node failed to start, or did not start within `_START_SECONDS`.
+            Unreachable: A node failed to start, or did not start within `_START_SECONDS` seconds.
         """
         deadline = time.monotonic() + _START_SECONDS
         for (role, number), process in self._started.items():
@@ -534,15 +534,15 @@ def _connect(ray: Any, environment: dict[str, Any], wanted: dict[str, float]) ->
     Args:
         ray: The imported package `ray`.
         environment: The runtime environment of the run's actors.
-        wanted: Ray's resource name -> amount that all actors request. A local Ray gets at least the
-            CPUs.
+        wanted: Ray's resource name -> amount that all actors request. A local Ray gets at least
+            this number of CPUs.
 
     Raises:
         Unreachable: No Ray cluster answers at the configured address.
     """
     # With this variable, Ray merges the run's runtime environment into the environment of a
     # surrounding Ray job instead of failing on conflicts. The run's working directory replaces the
-    # job's.
+    # job's working directory.
     os.environ["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"
     configured = FLAGS.ray_address or os.environ.get("RAY_ADDRESS")
     for address in [configured] if configured else ["auto", "local"]:

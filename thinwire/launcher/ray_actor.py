@@ -72,7 +72,8 @@ class NodeActor:
 
         Args:
             command: Command line of the node's watchdog.
-            moved: Content of the file of moved shards, as for `note_moved`.
+            moved: Text with the new addresses of moved PS shards, which `note_moved` writes to a
+                file.
         """
         self.note_moved(moved)
         environment = dict(os.environ) | {MOVED_VARIABLE: str(_code_folder() / _MOVED_FILE)}

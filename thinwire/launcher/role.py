@@ -99,9 +99,9 @@ class Restarts:
     Args:
         most: Maximum number of restarts of one node within the window; 0 for no restarts.
         window_seconds: Length of the sliding window, in seconds; an older restart does not count.
-        clock: Returns the time in seconds; replaced in tests.
-        mendable: Exit codes after which a restart may succeed. A node killed by a signal may always
-            be restarted.
+        clock: Returns the current time in seconds; replaced in tests.
+        mendable: Exit codes after which a restart may succeed. A node that a signal killed may be
+            restarted too.
     """
 
     def __init__(
@@ -163,8 +163,8 @@ class LineSink(Protocol):
 class Node:
     """Description of a PS shard, worker or Supervisor that a launcher starts."""
 
-    name: str  # role and number, for example "worker-1"
-    role: str  # value of --type_node
+    name: str  # role and number of the node, for example "worker-1"
+    role: str  # role of the node, a value of --type_node
     number: int  # id of the shard (from 0) or worker (from 1); 0 for the Supervisor
     flags: tuple[str, ...]  # flags on the node's command line, as --name=value
     num_restarts: int = 0  # number of times this node was restarted
@@ -176,12 +176,12 @@ class Node:
     def words(
         self, node: Sequence[str], script: Sequence[str], own_flags: Sequence[str]
     ) -> list[str]:
-        """Return the arguments of Python on the node's command line.
+        """Return Python's arguments on the command line that starts the node.
 
         Args:
-            node: Python's arguments that run a node on the host, for example `program.NODE`.
+            node: Python's arguments that run a node on its host, for example `program.NODE`.
             script: Python's arguments that run a script on the host, for example `program.SCRIPT`.
-            own_flags: Flags that the launcher adds for the node's host.
+            own_flags: Flags that the launcher adds to the command line for the node's host.
         """
         if self.script:
             return [*script, *self.flags, *own_flags, "--", *self.script]
@@ -193,8 +193,8 @@ class EndRules:
     """Rules for ending the other nodes of a run when a node ends.
 
     Attributes:
-        one_failure_is_all: True if the first worker that fails ends the run; False if the run ends
-            only when all workers have failed.
+        one_failure_is_all: True if the first failure of a worker ends the run; False if the run
+            ends only when all workers have failed.
         mendable: Exit codes of a worker after which a restart may succeed.
         workers_first_seconds: Time after a failure in which PS and Supervisor may end without a
             signal; after this time they get SIGTERM. In seconds.
@@ -228,10 +228,10 @@ class Process(Protocol):
         """Send a signal, given by its number, to the node."""
 
     def kill(self) -> None:
-        """Kill the node immediately."""
+        """Kill the node immediately, without a signal that the node could handle."""
 
     def wait(self) -> int:
-        """Wait for the end of the node; return its exit code."""
+        """Wait for the end of the node's process; return the node's exit code."""
 
 
 class Launcher(Protocol):
@@ -246,7 +246,7 @@ class Launcher(Protocol):
         """Wait until every started node runs; raise Unreachable if a node does not start."""
 
     def tend(self) -> None:
-        """Send heartbeats to watchdogs; called every `_TURN_SECONDS`."""
+        """Send heartbeats to the nodes' watchdogs; called every `_TURN_SECONDS` seconds."""
 
     def close(self) -> None:
         """Release the launcher's resources. Called when every node's process has ended."""
@@ -261,13 +261,14 @@ def _as_it_is(node: Node, process: Process, code: int) -> int:
 class Child:
     """State of one node that the `Cluster` has started, perhaps several times."""
 
-    node: Node  # description of the node's newest start
-    process: Process  # process of the node's newest start
+    node: Node  # description with which the node was last started
+    process: Process  # process that the node's newest start created
     # Maps an exit code, as `Cluster` describes
     read_code: Callable[[Node, Process, int], int] = _as_it_is
-    code: int | None = None  # exit code of the newest process; None while the process runs
+    code: int | None = None  # exit code of `process`; None while it runs
     again_at: float | None = None  # time.monotonic() of the next restart; None if no restart is due
-    restart_decided: bool = False  # True if the restart after the newest end was decided on
+    # True if the `Cluster` has decided whether to restart the node after its newest end
+    restart_decided: bool = False
 
     @property
     def is_gone(self) -> bool:
@@ -318,7 +319,7 @@ def check_nodes_here(run: Run, launcher: str) -> None:
     """Reject settings that every node would reject, before any node is started.
 
     Args:
-        run: The run's settings.
+        run: Settings of the run, from the flags.
         launcher: Value of --launcher. Files that flags name are checked only for "local": with
             another launcher, nodes may read these files on other hosts.
 
@@ -345,7 +346,7 @@ def nodes_of(run: Run, addresses: Sequence[str]) -> list[Node]:
     The list has all nodes of the run, or in a Slurm step the nodes that this task starts.
 
     Args:
-        run: The run's settings.
+        run: Settings of the run, from the flags.
         addresses: host:port of every PS shard.
     """
     resume = ["--resume"] if run.resume else []
@@ -436,7 +437,7 @@ class Cluster:
     Attributes:
         run_settings: Settings of the run, from the flags.
         rules: Rules for ending the other nodes when a node ends.
-        launcher: Launcher that starts the nodes.
+        launcher: Launcher that starts the nodes on their hosts.
         nodes: Nodes to start, in order of their start.
         children: State of each started node, in order of the first start.
         interrupted: Event that is set by the first end signal (for example Ctrl-C): all nodes end.
@@ -447,12 +448,12 @@ class Cluster:
         at_fault: Ids of the workers whose scripts reported a failure caused by the worker itself.
 
     Args:
-        run: The run's settings.
+        run: Settings of the run, from the flags.
         launcher: Launcher that starts the nodes.
         nodes: Nodes to start, in order of their start.
         rules: Rules for ending the other nodes when a node ends.
         read_code: Called with a node that has ended, its process and its exit code; returns the
-            exit code to use instead.
+            exit code that the node's end counts as.
         on_turn: Called every `_TURN_SECONDS` seconds while nodes run.
     """
 
@@ -636,7 +637,7 @@ class Cluster:
         return [child for child in self.children if child.node.role == role]
 
     def _code(self) -> int:
-        """Return the exit code of the run, and log the exit codes of its nodes.
+        """Return the exit code of the run, and log the exit codes of the run's nodes.
 
         A killed or lost worker does not change the exit code of a run that reached its end.
         """

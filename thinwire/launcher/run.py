@@ -73,7 +73,7 @@ _OF_ROLES = ("--quiet", "--batch_size=")
 #: Time limit for reaching PS shard 0 to end the run for the other tasks of a Slurm step, in
 #: seconds.
 _END_SECONDS = 10.0
-#: An exit code of 128 or more is 128 + the number of a signal.
+#: Offset of exit codes for signals: an exit code of 128 or more is 128 + the number of a signal.
 _EXIT_OF_SIGNALS = 128
 
 
@@ -126,8 +126,8 @@ def main(run: Run, script: Sequence[str]) -> int:
     """Run the script on every worker of a run; return the run's exit code.
 
     Args:
-        run: The run's settings.
-        script: The script and its arguments.
+        run: Settings of the run, from the flags.
+        script: The user's script (path, or -m and module) and its arguments.
 
     Raises:
         ConfigurationError: Flags contradict the launcher, or another run uses the run directory.
@@ -167,8 +167,8 @@ def show(run: Run, script: Sequence[str]) -> int:
     This function of --dry_run starts no node and writes no file.
 
     Args:
-        run: The run's settings.
-        script: The script and its arguments.
+        run: Settings of the run, from the flags.
+        script: The user's script (path, or -m and module) and its arguments.
 
     Raises:
         ConfigurationError: Flags contradict the chosen launcher (--launcher).
@@ -201,8 +201,8 @@ def of_script(node: Node, run: Run, script: Sequence[str]) -> Node:
 
     Args:
         node: Node as `nodes_of` returns it for a Cluster.
-        run: The run's settings.
-        script: The script and its arguments.
+        run: Settings of the run, from the flags.
+        script: The user's script (path, or -m and module) and its arguments.
     """
     if node.role == "Supervisor":
         more_flags = ("--quiet", "--status_interval_seconds=1")
@@ -230,11 +230,11 @@ class _ScriptRun:
     """One run of a script: supervises its nodes, shows their output and reports failures.
 
     Args:
-        run: The run's settings.
+        run: Settings of the run, from the flags.
         launcher: Launcher that starts the nodes.
         nodes: Nodes of the run that this launcher starts.
-        script: The script and its arguments.
-        began: Start time of the run, in seconds since the epoch.
+        script: The user's script (path, or -m and module) and its arguments.
+        began: Start time of the run, in seconds since 1970 (the epoch).
         begun_at: Number of updates that the run had made when this launcher started.
     """
 
@@ -265,7 +265,7 @@ class _ScriptRun:
         self._cluster = Cluster(run, launcher, followed, RULES, self._read_code, self._merged.look)
 
     def run(self) -> int:
-        """Run all nodes to their end; return the exit code of the run."""
+        """Run all nodes of the script's run to their end; return the run's exit code."""
         with shown_log(self._screen, lambda: [output.file for output in self._workers.values()]):
             self._warn_of_terminal()
             try:
@@ -299,8 +299,8 @@ class _ScriptRun:
     def _first(self) -> tuple[int, Failure] | None:
         """The worker that failed first, and its failure; None if no worker failed.
 
-        A failure that follows from another worker's failure counts only if every failure is of this
-        kind.
+        A failure that follows from another worker's failure is returned only if all failures are of
+        this kind.
         """
         failures = list(self._failures.items())
         causes = [failure for failure in failures if failure[1].cause is not Cause.ELSEWHERE]
@@ -358,7 +358,7 @@ class _ScriptRun:
     def _read_code(self, node: Node, process: Process, code: int) -> int:
         """Return the exit code that a node's end counts as. Implements `read_code` of `Cluster`.
 
-        A script that exits with code 0 before its end counts as failed.
+        A worker whose script exits with code 0 before the script's end counts as failed.
         """
         output = self._workers.get(node.number) if node.role == "Worker" else None
         if output is not None:
@@ -413,7 +413,7 @@ class _ScriptRun:
             self._workers[worker].show("failed; the reason follows when the run has ended")
 
     def _end_others(self) -> None:
-        """Make shard 0 end the run for the other tasks of a Slurm step, if a script failed here.
+        """Make PS shard 0 end the run for the other tasks of a Slurm step, if a script failed here.
 
         The other tasks do not know of a script that failed before its first step. PS shard 0
         answers only when it has a model, so this method waits up to --start_timeout_seconds.

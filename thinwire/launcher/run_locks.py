@@ -36,11 +36,11 @@ def claim_run_directory(
     their folders themselves.
 
     Args:
-        run: The run's settings.
+        run: Settings of the run, from the flags.
         part: This task of a Slurm step; None if this launcher starts all nodes.
         patience_seconds: How long to wait for the locks of an earlier Cluster's nodes that are
             ending, in seconds.
-        clock: Returns the time in seconds; replaced in tests.
+        clock: Returns the current time in seconds; replaced in tests.
 
     Raises:
         ConfigurationError: Another process still writes to the run directory.
@@ -64,7 +64,7 @@ def start_in_claimed_directory(
     """Claim a run directory, log whether the run begins or resumes, and clear it for a new run.
 
     Args:
-        run: The run's settings.
+        run: Settings of the run, from the flags.
         script: The workers' script and its arguments; empty if the workers run no script.
         is_elsewhere: True if the PS may run on hosts that do not share this host's disk.
 

@@ -1,8 +1,9 @@
 """Finds out, before a node starts, whether a run begins or resumes.
 
-If PS shard 0 has a checkpoint, the run resumes from it (`thinwire.runtime.run.resuming`). If the
-checkpoint is on another host, the launcher reads only the Supervisor's records in the run
-directory, and the PS compares the run's settings with the checkpoint when the PS starts.
+The newest checkpoint of PS shard 0 decides whether the run resumes
+(`thinwire.runtime.run.resuming`). If the checkpoint is on another host, the launcher reads only the
+Supervisor's records in the run directory, and the PS compares the run's settings with the
+checkpoint when the PS starts.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class RunStart:
         run: The run's settings. Their `overwrite` is True if the run replaces a run whose script
             failed.
         finished: Stop reason of a run that is already finished; None if the run trains.
-        updates: Number of updates in the checkpoint from which the run resumes; 0 if it begins.
+        updates: Number of updates that the run has made before this start; 0 if it begins.
         line: Line for the log that describes the start.
     """
 
@@ -55,7 +56,7 @@ def find_start(run: Run, script: Sequence[str] = (), is_elsewhere: bool = False)
     """Find out from the run directory whether a run begins, resumes or is finished.
 
     Args:
-        run: The run's settings.
+        run: Settings of the run, from the flags.
         script: The workers' script and its arguments; empty if the workers run no script.
         is_elsewhere: True if the PS may run on hosts that do not share this host's disk.
 

@@ -149,7 +149,7 @@ def _values(words: Sequence[str]) -> dict[str, str]:
 
 
 def _hold_files(given: Mapping[str, str], node: str) -> None:
-    """Stop this script from deleting or truncating the chief's files; see `held_files`."""
+    """Prevent a worker other than the chief from deleting or truncating the chief's files."""
     began = given.get(RUN_BEGAN.strip("-="))
     # No launcher of a run started this script, so no other worker writes the same files
     if began is None:

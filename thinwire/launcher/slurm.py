@@ -34,7 +34,7 @@ class SlurmLauncher:
         self._overwrite = ("--overwrite",) if run.overwrite else ()
 
     def start(self, node: Node) -> SupervisedProcess:
-        """Start a node; its watchdog ends the node when the task ends or dies."""
+        """Start a node; a watchdog ends it when this task of the Slurm step ends or dies."""
         bind = (f"--ip_PS={self._bind}",) if node.role == "PS" else ()
         # A restarted node resumes. With --overwrite the node would delete its checkpoints.
         overwrite = self._overwrite if not node.num_restarts else ()
@@ -54,7 +54,7 @@ def prepare(run: Run, script_folder: pathlib.Path | None = None) -> SlurmLaunche
     """Return the launcher of the nodes that this task of a Slurm step starts.
 
     Raises:
-        ConfigurationError: The step has several hosts, and neither certificates, nor a token, nor
-            --insecure are given.
+        ConfigurationError: The Slurm step has several hosts, and no TLS certificates, no token and
+            no --insecure are given.
     """
     return SlurmLauncher(run, launch.step_here())

@@ -91,7 +91,7 @@ class Ssh:
         """Return the command line of the ssh client that runs a shell line on a host.
 
         Args:
-            host: Host to reach.
+            host: Host on which the shell line runs.
             remote: Shell line that the host runs.
         """
         return ["ssh", *self._arguments(host), "--", host.target, remote]
@@ -187,7 +187,7 @@ class Ssh:
             program: Path on this host of the probe program. The program imports only the standard
                 library, and writes a line of `_PROBE_MARK` and a JSON object.
             arguments: Arguments of the probe program.
-            seconds: Time limit, in seconds.
+            seconds: Time limit of the probe program, in seconds.
 
         Raises:
             HostFailed: The host cannot be reached, or the probe program failed.
@@ -200,7 +200,7 @@ class Ssh:
 
         Args:
             host: Host on which the archive is unpacked.
-            archive: Content of the .tar.gz.
+            archive: Content of the archive, a .tar.gz file.
             folder: Folder on the host; created if it does not exist.
 
         Raises:
@@ -228,7 +228,8 @@ def on_all(hosts: Sequence[Host], do: Callable[[Host], Result]) -> dict[Host, Re
         Host -> result of the function.
 
     Raises:
-        Unreachable: The function failed for at least one host; the message names all these hosts.
+        Unreachable: The function failed for at least one host. The message names all unusable
+            hosts.
     """
     results: dict[Host, Result] = {}
     failures: list[str] = []
@@ -248,7 +249,7 @@ def on_all(hosts: Sequence[Host], do: Callable[[Host], Result]) -> dict[Host, Re
 
 
 def probe_answer(written: str) -> dict[str, Any]:
-    """Return the JSON object in a probe's output; skip lines of the host's shell, as greetings."""
+    """Return the JSON object in a probe's output; skip other lines, for example shell greetings."""
     for line in written.splitlines():
         if line.startswith(_PROBE_MARK):
             return dict(json.loads(line.removeprefix(_PROBE_MARK)))
@@ -262,11 +263,11 @@ class SshLauncher:
         """Probe every host of --hosts_file and copy the code to each host.
 
         Args:
-            run: The run's settings.
+            run: Settings of the run, from the flags.
             script_folder: Folder of the workers' script; None if the workers run no script.
 
         Raises:
-            ConfigurationError: A flag or the hosts file is invalid.
+            ConfigurationError: A flag of the ssh launcher or the hosts file is invalid.
             Unreachable: At least one host is not usable; the message names these hosts.
         """
         launch.refuse_chosen_addresses()
@@ -348,8 +349,7 @@ class SshLauncher:
         self._screen.close()
         report_losses(self._screen.copies)
 
-    # -- hosts, standard inputs and addresses of nodes
-    # -----------------------------------------------
+    # -- hosts, standard inputs and addresses of nodes --------------------------------------
 
     def _host_of(self, node: Node) -> Host:
         if node.role == "PS":
@@ -406,7 +406,7 @@ class SshLauncher:
         threads = threads_of(self._probed[host].num_cpus, workers)
         more_flags = [f"--ip_PS={self._binds[node.number]}"] if node.role == "PS" else []
         more_flags.append(f"--worker_threads={threads}")
-        # A restarted node resumes. With --overwrite it would delete its checkpoints.
+        # A restarted node resumes. With --overwrite the node would delete its checkpoints.
         if not node.num_restarts:
             more_flags += self._overwrite
         command = [self._python, *self._code.words(node, more_flags)]
@@ -510,7 +510,7 @@ def _demand_start(host: Host, process: SupervisedProcess) -> None:
     """Wait until a node that was started over ssh runs on its host.
 
     Raises:
-        Unreachable: The node has ended, or has not started within `_START_SECONDS`.
+        Unreachable: The node has ended, or has not started within `_START_SECONDS` seconds.
     """
     if not process.wait_until_started(_START_SECONDS):
         why = process.last_output or f"no answer within {_START_SECONDS:g} s"

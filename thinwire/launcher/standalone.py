@@ -1,6 +1,6 @@
 """The Standalone role: trains in one process without a network, and writes a run's records.
 
-A Standalone run is the reference for the accuracy and speed of distributed runs.
+A Standalone run is the reference to which accuracy and speed of distributed runs are compared.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(run: Run) -> int:
     """Train the model in this process until the run ends; return the exit code.
 
     Raises:
-        ConfigurationError: The data's shapes contradict the model, or the batch size the data.
+        ConfigurationError: The data, the model and the batch size contradict each other.
         Diverged: The loss of a training step is not finite.
     """
     settings = worker_flags.read(run.nb_workers)

@@ -47,7 +47,7 @@ _END_SECONDS = 5.0
 
 
 class Watchdog:
-    """Supervises one command on behalf of the launcher."""
+    """Supervises the command of one node on behalf of the launcher."""
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ _PULL_SIZES = sizes_on_wire([frame(pb.ToServer(pull=pb.Pull()))])
 
 
 class ClientOwner(Protocol):
-    """Interface of the worker's exchange that a client of one shard uses."""
+    """Interface of a worker's exchange (all its streams) that a client of one shard uses."""
 
     number: int
     incarnation: int
@@ -76,7 +76,7 @@ class ClientOwner(Protocol):
         """Handle the state server's answer; None if the state server is unreachable."""
 
     def on_settled(self, shard: int, reply: ShardReply | None) -> None:
-        """Handle a shard's reply to the request; None if the push was rejected as not finite."""
+        """Handle a shard's reply to a pull or push; None if the push was rejected as not finite."""
 
     def on_expelled(self) -> None:
         """Handle that a shard has ended this worker's membership."""
@@ -85,26 +85,26 @@ class ClientOwner(Protocol):
         """Handle that a shard has rejected this worker for good."""
 
     def on_unreachable(self) -> None:
-        """Handle that a shard was unreachable for the whole patience."""
+        """Handle that a shard was unreachable for the worker's whole patience time."""
 
 
 class SimulatedClient:
     """A simulated worker's client of one shard.
 
     Attributes:
-        connection: The stream to the shard.
+        connection: Simulated connection to the shard, with its newest stream.
         protocol: State machine that decides which requests are sent, repeated or given up. Each
             incarnation of the worker has a new one.
 
     Args:
         owner: The worker's exchange, which owns this client.
-        shard: The shard.
-        connection: Connection to the shard.
+        shard: The shard that the client uses.
+        connection: Simulated connection to the shard.
         encoder: Encoder of the pushes to the shard.
-        decoder: The shard's decoder of pushes.
+        decoder: Decoder that the shard uses for pushes.
         downlink: Link from the shard to the worker.
         chunk_bytes: Maximum number of bulk bytes in one frame.
-        clock: Virtual time.
+        clock: Virtual clock of the simulation.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class SimulatedClient:
         self.connection = connection
         self.protocol = ShardProtocol(shard.number, NewestEpoch())
         self._port = Port(self._delivery, downlink, chunk_bytes, connection)
-        self._arrived: ReplyInFlight | None = None  # the newest reply
+        self._arrived: ReplyInFlight | None = None  # newest reply; None before the first
         shard.ports[owner.number] = self._port
 
     def begin_life(self, epochs: NewestEpoch) -> None:
@@ -135,12 +135,12 @@ class SimulatedClient:
 
     @property
     def step(self) -> int:
-        """Step of the newest push; 0 if the newest request is a pull."""
+        """Training step of the newest push; 0 if the newest request is a pull."""
         return self.protocol.step
 
     @property
     def is_requesting(self) -> bool:
-        """True while a pull or push is open."""
+        """True while the shard has not answered the newest pull or push."""
         return self.protocol.is_requesting
 
     @property
@@ -173,11 +173,11 @@ class SimulatedClient:
         self._perform(self.protocol.push(request))
 
     def abandon_push(self) -> None:
-        """Replace the open push, if there is one, by a pull."""
+        """Send a pull instead of a push that the shard has not answered; else do nothing."""
         self._perform(self.protocol.abandon_push())
 
     def query(self, query: pb.Query) -> None:
-        """Query the state server; if it is unreachable, schedule `on_answer(None)` for now."""
+        """Query the state server; if the server is unreachable, schedule `on_answer(None)`."""
         for action in self.protocol.query(query):
             if isinstance(action, Answered) and action.answer is None:
                 incarnation = self._owner.incarnation
@@ -190,14 +190,14 @@ class SimulatedClient:
             self._owner.on_answer(None)
 
     def on_lost(self) -> None:
-        """Handle the loss of the stream; ignored while a new stream is being dialed."""
+        """Handle the loss of the stream to the shard; ignored while a new stream is dialed."""
         if not self.connection.dials:
             self._perform(self.protocol.lost())
 
     # -- incoming messages --------------------------------------------------------------------
 
     def _delivery(self, stream: int, message: ToWorker) -> Callable[[], None]:
-        """Return a call that delivers a message; it drops the message if the stream is replaced."""
+        """Return a call that delivers a message, or drops the message of a replaced stream."""
         return functools.partial(self._deliver, stream, message)
 
     def _deliver(self, stream: int, message: ToWorker) -> None:
@@ -314,7 +314,7 @@ class StateServerClient(Protocol):
         """Send a query; its answer is passed to `SimulatedPacingClient.on_answer`."""
 
     def cancel_query(self) -> None:
-        """Give up the open query; a late answer is ignored."""
+        """Give up the open query to the state server; a late answer is ignored."""
 
 
 class SimulatedPacingClient:
@@ -346,7 +346,7 @@ class SimulatedPacingClient:
             step: Step of the exchange that would follow.
             local_steps: Local steps done in this round; if 0, the decision is not to push.
             step_seconds: Duration of the last local step, which has just ended, in seconds.
-            decide: Called with True to push, with False to train another mini-batch.
+            decide: Called with True to push now, or with False to train another mini-batch first.
         """
         if not self._queries or local_steps == 0:
             decide(False)
@@ -359,7 +359,7 @@ class SimulatedPacingClient:
             self._clock.at(self._clock.now + PATIENCE * step_seconds, give_up)
 
     def on_answer(self, answer: pb.Answer | None) -> None:
-        """Decide by the state server's answer; None if the state server is unreachable."""
+        """Decide about the push by the state server's answer; None if the server is unreachable."""
         self._settle(answer, is_away=answer is None)
 
     def _give_up(self, query: tuple[int, int]) -> None:

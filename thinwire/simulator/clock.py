@@ -19,8 +19,8 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        """Start at time 0 without scheduled calls."""
-        self.now = 0.0  # seconds
+        """Start the virtual clock at time 0 without scheduled calls."""
+        self.now = 0.0  # virtual time, in seconds
         self._queue: list[tuple[float, int, Call]] = []
         self._numbers = itertools.count()
 

@@ -29,9 +29,9 @@ from thinwire.simulator.links import ClassPipe, Endpoint, Pipe, carry, uplink_of
 from thinwire.simulator.messages import Datagrams, Delivery, NonFinitePush, StreamPart
 from thinwire.worker.client.datagrams import DatagramChannel, open_channel
 
-#: Receives datagrams of one size that arrive together: their bytes, the size of each, the channel.
+#: Function (bytes, size of one datagram, channel) that receives datagrams that arrive together.
 Deliver = Callable[[memoryview, int, int], None]
-_PIECE_SECONDS = 1e-3  # paced datagrams that are sent together take this time at the paced rate
+_PIECE_SECONDS = 1e-3  # duration, at the paced rate, of the datagrams that are sent together
 _SHORTEST_WAIT_SECONDS = 5e-5
 
 
@@ -42,7 +42,7 @@ class SimulatedSender:
     and the same pacing, but no thread.
 
     Args:
-        clock: Virtual time.
+        clock: Virtual clock of the simulation.
         pipe: The worker's uplink.
         sending: Settings of the sender: signing key, sizes, DSCP scheme.
         channels: Number of datagram channels.
@@ -51,7 +51,7 @@ class SimulatedSender:
             as the link accepts them.
     """
 
-    failure: Exception | None = None  # always None: there is no thread that could fail
+    failure: Exception | None = None  # always None: no sending thread exists that could fail
 
     def __init__(
         self,
@@ -84,15 +84,15 @@ class SimulatedSender:
             self._run()
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Return whether the queue is empty; virtual time does not pass during a call."""
+        """Return True if the sender's queue is empty; virtual time does not pass during a call."""
         return not self._outbox
 
     def counts(self) -> tuple[ChannelCounts, ...]:
-        """Return a copy of the counters, channel 1 first."""
+        """Return a copy of the channels' datagram counters, channel 1 first."""
         return tuple(dataclasses.replace(counts) for counts in self._outbox.counts)
 
     def close(self) -> None:
-        """Drop all queued datagrams and those on the link; may be called twice."""
+        """Drop all datagrams in the queue and on the link; may be called twice."""
         self._closed = True
         self._outbox.clear()
         if self._run in self._pipe.on_space:
@@ -147,13 +147,13 @@ class SimulatedTransport:
     """The uplink that a simulated worker's streams and datagrams share.
 
     Attributes:
-        uplink: The worker's uplink.
+        uplink: Simulated uplink of the worker.
 
     Args:
-        clock: Virtual time.
-        link: The worker's link.
-        seed: Seed of the losses on the link.
-        router: The router policy.
+        clock: Virtual clock of the simulation.
+        link: Rate, delay and loss of the worker's link.
+        seed: Seed of the random losses on the link.
+        router: Policy that routes the entries of a push into datagrams.
         transport: Settings of the datagram transport.
     """
 
@@ -211,13 +211,13 @@ class PortOwner(Protocol):
         """Time of the shard's clock, in seconds."""
 
     def arrive(self, event: Delivery) -> None:
-        """Handle a message that has passed the network."""
+        """Handle a message that has arrived at the shard."""
 
     def set_alarm(self) -> None:
         """Schedule a wake-up at the next deadline of the shard or its receiver."""
 
     def live_workers(self) -> Iterable[int]:
-        """Return the live workers, which keep their datagram sessions."""
+        """Return the ids of the live workers, which keep their datagram sessions."""
 
 
 class SimulatedDatagramPort:
@@ -230,8 +230,8 @@ class SimulatedDatagramPort:
 
     Args:
         shard: Shard that owns the port and receives the pushes.
-        router: The router policy.
-        decoder: Decoder of the pushes.
+        router: Policy that routes the entries of a push into datagrams.
+        decoder: Decoder of the pushes that the shard receives.
         transport: Settings of the datagram transport.
     """
 
@@ -264,7 +264,7 @@ class SimulatedDatagramPort:
         self.receiver.fill_welcome(worker, incarnation, self._ports, welcome)
 
     def take(self, arrived: StreamPart | Datagrams) -> None:
-        """Handle a push, or datagrams, that arrived in a stream."""
+        """Handle a part of a push, or datagrams, that arrived in a worker's stream."""
         if isinstance(arrived, Datagrams):
             message = arrived.message
             self.receiver.receive_from_stream(memoryview(message.data), message.size)

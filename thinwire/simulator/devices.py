@@ -23,14 +23,14 @@ _MOST_TRACE_BYTES = 1 << 28
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """A distribution: names of its parameters, and a function that draws one value."""
+    """A distribution of step times: its parameters' names, and a function that draws one time."""
 
     parameters: tuple[str, ...]
-    draw: Callable[[Any, Sequence[float]], float]  # (numpy Generator, values) -> seconds
+    draw: Callable[[Any, Sequence[float]], float]  # (generator, parameters) -> seconds
 
 
-#: Name in --sim_step_seconds -> distribution. The mean of lognormal is the mean of the seconds, not
-#: of their logarithm.
+#: Name in --sim_step_seconds -> distribution of step times. The parameter `mean` of lognormal is
+#: the mean of the seconds, not the mean of their logarithm.
 SHAPES = {
     "constant": Distribution(("seconds",), lambda rng, v: v[0]),
     "uniform": Distribution(("low", "high"), lambda rng, v: float(rng.uniform(v[0], v[1]))),
@@ -46,8 +46,8 @@ SHAPES = {
 class StepTime:
     """One worker's times of mini-batches: a distribution, or a trace that is repeated forever."""
 
-    shape: str = "constant"  # name of the distribution
-    values: tuple[float, ...] = ()  # parameters of the distribution
+    shape: str = "constant"  # name of the distribution of the step times, a key of SHAPES
+    values: tuple[float, ...] = ()  # parameters of the distribution, in the order of SHAPES
     trace: tuple[float, ...] = ()  # times of successive mini-batches in seconds; (): no trace
 
     def sampler(self, seed: Sequence[int]) -> Callable[[], float]:
@@ -72,7 +72,7 @@ def parse_speeds(text: str, nb_workers: int) -> tuple[StepTime, ...]:
         nb_workers: Number of workers of the run.
 
     Raises:
-        ConfigurationError: The text has another form, or values are out of range.
+        ConfigurationError: The text has none of the allowed forms, or a value is out of range.
     """
     if text.startswith("trace:"):
         return _traces(text.removeprefix("trace:"), nb_workers)
@@ -125,10 +125,10 @@ def _numbers(words: Iterable[str], text: str) -> list[float]:
 
 
 def _traces(path: str, nb_workers: int) -> tuple[StepTime, ...]:
-    """Read a file with one step per line: one column for all workers, or one column per worker.
+    """Read a trace file with one step per line, and one column for all or for each worker.
 
     With one column and n workers, worker w starts (w - 1) / n down the column, so that the workers
-    do not all have the same times.
+    do not all have the same step times.
     """
     try:
         text = read_bounded(path, _MOST_TRACE_BYTES).decode()
@@ -168,7 +168,7 @@ class Outage:
 
     worker: int
     start: float
-    end: float | None  # None: the worker does not return
+    end: float | None  # seconds; None: the worker does not start again
 
 
 def parse_outages(text: str, nb_workers: int) -> tuple[Outage, ...]:

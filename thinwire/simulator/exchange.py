@@ -32,8 +32,8 @@ from thinwire.worker.client.protocol import NewestEpoch
 from thinwire.worker.core.messages import PushRequest, ShardReply
 
 _PATIENCE_SECONDS = 60.0
-_ATTEND_SECONDS = 1.0  # a lost stream without an open request is dialed again after this time
-_ENTROPY = 73  # seed part of the random pauses between attempts to dial a shard
+_ATTEND_SECONDS = 1.0  # time after which a lost stream without an open request is dialed again
+_ENTROPY = 73  # part of the seed of the random pauses between attempts to dial a shard
 _RELIABLE, _DEFAULT_TRANSPORT = Reliable(), Transport()
 
 
@@ -57,7 +57,7 @@ class ExchangeOwner(Protocol):
         """Handle that a shard has rejected this worker for good."""
 
     def on_unreachable(self) -> None:
-        """Handle that a shard was unreachable for the whole patience."""
+        """Handle that a shard was unreachable for the worker's whole patience time."""
 
 
 class SimulatedExchange:
@@ -67,20 +67,20 @@ class SimulatedExchange:
         incarnation: Current incarnation of the worker; 0 while the worker is dead.
         newest_incarnation: Current incarnation, or the last one while the worker is dead.
         requested_at: Time at which the newest pull or push was sent, in virtual seconds.
-        clients: One client per shard.
-        connections: One connection per shard.
+        clients: Clients of the shards, shard 0 first.
+        connections: Connections to the shards, shard 0 first.
         channels: Datagram channel to each shard; None if the method sends no datagrams.
         patience_seconds: Time after which the worker gives up an unreachable shard, in seconds.
         asleep_until: End of the time in which the process is stopped, in virtual seconds.
 
     Args:
         number: Id of the worker.
-        link: The worker's link.
-        seed: Seed of the losses on the link.
-        shards: All shards, in order.
-        decoders: Each shard's decoder of pushes.
-        clock: Virtual time.
-        router: The router policy.
+        link: Rate, delay and loss of the worker's link.
+        seed: Seed of the random losses on the link.
+        shards: All shards, shard 0 first.
+        decoders: Decoders that the shards use for pushes, shard 0 first.
+        clock: Virtual clock of the simulation.
+        router: Policy that routes the entries of a push into datagrams.
         transport: Settings of the datagram transport.
     """
 
@@ -125,7 +125,8 @@ class SimulatedExchange:
             self.clients.append(client)
         self.connections = [client.connection for client in self.clients]
         self.incarnation = self.newest_incarnation = 0
-        # Highest of this worker's last applied steps in the Welcomes of this incarnation.
+        # The shards' Welcomes name the worker's last applied step; this is the highest of these
+        # steps in the current incarnation.
         self._last_step = 0
         self.patience_seconds, self.asleep_until = _PATIENCE_SECONDS, 0.0
         self.requested_at = 0.0
@@ -180,7 +181,7 @@ class SimulatedExchange:
         self._ensure_joined()
 
     def push(self, request: PushRequest) -> None:
-        """Push to every shard."""
+        """Push the worker's update to every shard."""
         self.requested_at = self._clock.now
         if self._totals is not None:
             self._totals.record(request.routed)
@@ -193,7 +194,7 @@ class SimulatedExchange:
         self.clients[0].query(query)
 
     def cancel_query(self) -> None:
-        """Give up the open query; a late answer is ignored."""
+        """Give up the open query to the state server; a late answer is ignored."""
         self.clients[0].protocol.cancel_query()
 
     # -- metrics ------------------------------------------------------------------------------
@@ -226,7 +227,7 @@ class SimulatedExchange:
         self.connections[shard].send(event, sizes, counted)
 
     def lives(self, incarnation: int) -> bool:
-        """Return whether `incarnation` is the current one; False while the worker is dead."""
+        """Return True if `incarnation` is the worker's current one; False if the worker is dead."""
         return 0 < incarnation == self.incarnation
 
     def on_welcome(self, shard: int, last_step: int) -> None:
@@ -255,8 +256,8 @@ class SimulatedExchange:
 
     def on_expelled(self) -> None:
         """Abandon the open push on every shard if one shard has already settled its part."""
-        # An expelled worker's push cannot join the round that the settled shard has finished. Sent
-        # again, the push would count in a later round at the remaining shards.
+        # An expelled worker's push cannot join the round that one shard has already finished. If
+        # the worker sent the push again, the remaining shards would count it in a later round.
         if any(not client.is_requesting for client in self.clients):
             for client in self.clients:
                 client.abandon_push()
@@ -270,7 +271,7 @@ class SimulatedExchange:
         self._owner.on_refused()
 
     def on_unreachable(self) -> None:
-        """Notify the worker that a shard was unreachable for the whole patience."""
+        """Notify the worker that a shard was unreachable for the whole patience time."""
         self._owner.on_unreachable()
 
     # -- streams that break -------------------------------------------------------------------
@@ -310,5 +311,5 @@ class SimulatedExchange:
             awaited[0].ensure_joined()
 
     def _requesting(self) -> list[SimulatedClient]:
-        """Return the clients that have an open request."""
+        """Return the clients of the shards that have not answered the newest request."""
         return [client for client in self.clients if client.is_requesting]

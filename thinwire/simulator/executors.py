@@ -13,7 +13,7 @@ Given = ParamSpec("Given")
 
 
 class InlineExecutor(Executor):
-    """Executor that runs each call in `submit`; calls submitted by a running call run after it."""
+    """Executor that runs each call in `submit`. Calls that a running call submits run after it."""
 
     def __init__(self) -> None:
         """Create an executor with an empty queue."""
@@ -23,7 +23,7 @@ class InlineExecutor(Executor):
     def submit(
         self, fn: Callable[Given, Result], /, *args: Given.args, **kwargs: Given.kwargs
     ) -> Future[Result]:
-        """Run a call and return its future, which is done unless a running call submits it."""
+        """Run a call and return its done future; a call from inside another call runs later."""
         future: Future[Result] = Future()
         self._waiting.append(lambda: future.set_result(fn(*args, **kwargs)))
         if not self._runs:
@@ -39,7 +39,8 @@ class InlineExecutor(Executor):
 def num_together(nb_workers: int, on_gpu: bool) -> int:
     """Return the number of gradients to compute concurrently.
 
-    This is one per CPU core, but at most one per worker. A GPU computes one gradient at a time.
+    The number is one per CPU core, but at most one per worker. A GPU computes one gradient at a
+    time.
     """
     return 1 if on_gpu else min(_num_cores(), nb_workers)
 

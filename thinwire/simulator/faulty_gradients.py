@@ -19,22 +19,22 @@ class GarbageTrainer:
     """Computes a worker's step and replaces the gradient by noise.
 
     Args:
-        inner: The trainer of all workers.
-        norm: L2 norm of the noise.
-        number: Id of the worker.
+        inner: Trainer that computes the steps of all workers.
+        norm: L2 norm of the noise that replaces the gradient.
+        number: Id of the worker that sends noise.
     """
 
     def __init__(self, inner: GradientSource, norm: float, number: int) -> None:
         self._inner, self._norm, self._number = inner, norm, number
 
     def local_of(self, number: int) -> State:
-        """Return the worker-local state at the start."""
+        """Return a worker's initial worker-local state, for example dropout seeds."""
         return self._inner.local_of(number)
 
     def step(
         self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
     ) -> Step:
-        """Compute the next mini-batch's step, with noise as its gradient; see `Trainer.step`."""
+        """Compute the next mini-batch's step as `Trainer.step` does, with noise as gradient."""
         import numpy as np  # imported late: this module also parses flags, which must be fast
 
         step = self._inner.step(weights, statistics, shard, local)
@@ -45,7 +45,7 @@ class GarbageTrainer:
 
 
 def parse(text: str, nb_workers: int) -> dict[int, float]:
-    """Parse --sim_garbage, for example ``4:1e6,2:50``: return worker -> norm of its noise.
+    """Parse --sim_garbage, for example ``4:1e6,2:50``; return worker id -> L2 norm of its noise.
 
     Raises:
         ConfigurationError: The text is ill-formed, or names a worker that does not exist.
@@ -72,8 +72,8 @@ def trainer_of(number: int, trainer: GradientSource, garbage: dict[int, float]) 
 
     Args:
         number: Id of the worker.
-        trainer: Trainer of all workers.
-        garbage: Worker -> norm of its noise.
+        trainer: Trainer that computes the steps of all workers.
+        garbage: Worker id -> L2 norm of the noise that the worker sends.
     """
     norm = garbage.get(number)
     return trainer if norm is None else GarbageTrainer(trainer, norm, number)

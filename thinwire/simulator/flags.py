@@ -71,9 +71,9 @@ TOPICS = (
 
 @dataclasses.dataclass(frozen=True)
 class ShardSpeed:
-    """Capacity of one shard."""
+    """Simulated capacity of one shard."""
 
-    seconds_per_push: float  # time to process one push, in seconds
+    seconds_per_push: float  # time in which the shard processes one push, in seconds
     mbps: float  # rate of the shard's own link in Mbit/s; 0: no limit
 
 
@@ -81,21 +81,22 @@ class ShardSpeed:
 class SimulatorFlags:
     """Settings of a simulation."""
 
-    devices: tuple[EmulatedDevice, ...]  # one per worker
-    step_times: tuple[StepTime, ...]  # one per worker, before --slowdown and --step_seconds
+    devices: tuple[EmulatedDevice, ...]  # emulated device of each worker, worker 1 first
+    step_times: tuple[StepTime, ...]  # of each worker, before --slowdown and --step_seconds
     outages: tuple[Outage, ...]
-    servers: tuple[ShardSpeed, ...]  # one per shard
+    servers: tuple[ShardSpeed, ...]  # capacity of each shard, shard 0 first
     threads: int
     clip_norm: float
-    measure: str  # a value of --measure
+    measure: str  # value of --measure
     start_timeout_seconds: float
     settings: dict[str, str]  # values of the Simulator's flags as text, for the run's records
     weight_decay: float = 0.0  # coupled weight decay, added to the gradient as on a worker
-    garbage: dict[int, float] = dataclasses.field(default_factory=dict)  # worker -> norm of noise
+    #: Worker id -> L2 norm of the noise that --sim_garbage makes the worker push.
+    garbage: dict[int, float] = dataclasses.field(default_factory=dict)
 
 
 def check(run: Run) -> None:
-    """Check the flags before TensorFlow is imported; raises ConfigurationError."""
+    """Check the Simulator's flags before TensorFlow is imported; raises ConfigurationError."""
     read(run)
 
 
@@ -158,7 +159,7 @@ def _step_seconds_of(devices: tuple[EmulatedDevice, ...]) -> str:
 
 
 def _per_shard(name: str, most: float, nb_ps: int) -> list[float]:
-    """Return one number from 0 to `most` for each shard."""
+    """Return a flag's values as one number from 0 to `most` for each shard."""
     try:
         values = [float(word) for word in getattr(FLAGS, name)]
     except ValueError as error:

@@ -30,7 +30,7 @@ class Endpoint(Protocol):
 
     number: int
     lease_seconds: float
-    uplink: Pipe  # the shard's own link, on which all workers' messages arrive
+    uplink: Pipe  # the shard's link, on which the messages of all workers arrive
     has_own_link: bool
 
     @property
@@ -41,7 +41,7 @@ class Endpoint(Protocol):
         """Handle a message that arrived on a worker's stream."""
 
     def arrive(self, event: Delivery) -> None:
-        """Handle a message that has passed the network, without a check of its stream."""
+        """Handle a message that has arrived at the shard, without a check of its stream."""
 
     def lose(self, worker: int, stream: int) -> None:
         """Handle the loss of a worker's stream."""
@@ -51,7 +51,7 @@ class Endpoint(Protocol):
 
 
 class Pipe:
-    """One direction of a link.
+    """One direction of a simulated link.
 
     Attributes:
         num_bytes: Number of training bytes sent on the link, including retransmissions.
@@ -59,7 +59,7 @@ class Pipe:
     """
 
     def __init__(self, link: Link, seed: int = 0) -> None:
-        """Create an idle link; `seed` is the seed of the losses."""
+        """Create an idle link; `seed` is the seed of the random losses."""
         self._model = LinkModel(link, seed)
         self.num_bytes = 0
         self.free_at = 0.0
@@ -74,10 +74,10 @@ class Pipe:
         """Send messages on the link in order; make each message's call when the message arrives.
 
         Args:
-            clock: Virtual time.
+            clock: Virtual clock of the simulation.
             sizes: Size of each message in bytes.
             counted: True if the messages count as training bytes.
-            calls: One call per message; None: no call.
+            calls: Functions to call when the messages arrive, one per message; None: no call.
         """
         for size, call in zip(sizes, calls, strict=True):
             arrival = self.send(clock.now, size, counted)
@@ -85,7 +85,7 @@ class Pipe:
                 clock.at(arrival, call)
 
     def send(self, now: float, size: int, counted: bool) -> float:
-        """Send `size` bytes on the link; return their time of arrival, in virtual seconds."""
+        """Send `size` bytes on the link at time `now`; return their arrival, in virtual seconds."""
         delivery = self._model.send(now, size)
         self.num_bytes += delivery.bytes_on_wire if counted else 0
         self.free_at = delivery.delivered_at
@@ -98,7 +98,7 @@ class ClassPipe:
     Attributes:
         num_bytes: Number of training bytes of streams that have arrived, with retransmissions.
         free_at: Time at which the last message of a stream arrived, in virtual seconds.
-        on_space: Calls that are made whenever traffic has passed, so that there may be space.
+        on_space: Functions that are called when traffic has passed, so that queues may have space.
     """
 
     def __init__(
@@ -107,10 +107,10 @@ class ClassPipe:
         """Create an idle link.
 
         Args:
-            clock: Virtual time.
+            clock: Virtual clock of the simulation.
             link: Properties of the link: rate, delay, loss, treatment of datagrams.
-            seed: Seed of the random draws.
-            priority: Class of service of the streams.
+            seed: Seed of the link's random draws.
+            priority: Class of service of the streams, 0 to 7.
         """
         self.model = PriorityLink(link, seed)
         self._clock, self._priority = clock, priority
@@ -126,7 +126,7 @@ class ClassPipe:
         counted: bool,
         calls: Sequence[Callable[[], None] | None],
     ) -> None:
-        """Send messages on the link, in the streams' class; see `Pipe.pass_on`."""
+        """Send messages on the link as `Pipe.pass_on` does, in the streams' class of service."""
         for size, call in zip(sizes, calls, strict=True):
             arrived = functools.partial(self._arrived, counted, call)
             self.model.offer(clock.now, self._priority, size, arrived)
@@ -152,7 +152,7 @@ class ClassPipe:
             call()
 
     def _set_alarm(self) -> None:
-        """Schedule a run of the model at the time of its next event."""
+        """Schedule a run of the link's model at the time of the model's next event."""
         at = self.model.next_event()
         if at is not None and (self._alarm is None or at < self._alarm):
             self._alarm = at
@@ -175,9 +175,9 @@ def uplink_of(
     """Return a worker's uplink, with classes of service if its traffic needs them.
 
     Args:
-        clock: Virtual time.
-        link: The worker's link.
-        seed: Seed of the random draws.
+        clock: Virtual clock of the simulation.
+        link: Rate, delay and loss of the worker's link.
+        seed: Seed of the link's random draws.
         datagrams: True if the uplink also carries datagrams.
         priority: Class of service of the streams.
     """
@@ -198,15 +198,15 @@ def carry(
     counted: bool,
     deliver: Callable[[], None],
 ) -> None:
-    """Pass a message over several hops in order, frame by frame.
+    """Pass a message over several links in order, frame by frame.
 
     Args:
-        clock: Virtual time.
-        hops: The pipes on the way, at least one.
+        clock: Virtual clock of the simulation.
+        hops: Links from the sender to the receiver, at least one.
         sizes: Size of each frame in bytes; an empty list means a message without size, which is
             only delayed.
         counted: True if the frames count as training bytes.
-        deliver: Called when the last frame has arrived.
+        deliver: Called when the message's last frame has arrived.
     """
     first, next_hops = hops[0], hops[1:]
     sizes = sizes or (0,)
@@ -223,7 +223,8 @@ def _nothing() -> None:
     """Do nothing: only a message's last frame delivers the message."""
 
 
-#: Backoff and least time without progress; the values of thinwire.proto.grpc.session.
+#: First and last pause between dial attempts, and shortest silence after which a worker gives up a
+#: stream, in seconds. The values equal the values in thinwire.proto.grpc.session.
 _FIRST_BACKOFF_SECONDS = 0.2
 _LAST_BACKOFF_SECONDS = 5.0
 _LEAST_PROGRESS_SECONDS = 10.0
@@ -234,7 +235,7 @@ class SimulatedConnection:
 
     Attributes:
         number: Number of the newest stream; each stream has a different number.
-        stands: True if the newest stream is open, as far as the worker knows.
+        stands: True if the worker regards the newest stream as open.
         dials: True while the worker tries to open a stream.
         cut_until: Time until which no stream can be opened, in virtual seconds.
         held_until: Times until which no message arrives, [up, down], in virtual seconds.
@@ -244,8 +245,8 @@ class SimulatedConnection:
         worker: Id of the worker.
         shard: Shard to connect to.
         uplink: The worker's uplink.
-        clock: Virtual time.
-        delay_seconds: Time after which an end notices that the stream is broken, in seconds.
+        clock: Virtual clock of the simulation.
+        delay_seconds: Time after which worker and shard notice a broken stream, in seconds.
         rng: Random generator of the pauses between attempts to dial.
     """
 
@@ -262,8 +263,8 @@ class SimulatedConnection:
         self._hops = (uplink, shard.uplink) if shard.has_own_link else (uplink,)
         self._delay_seconds, self._rng = delay_seconds, rng
         self.number, self.stands, self.dials = 0, False, False
-        self._broken_to = 0  # highest number of a broken stream; all older streams are broken too
-        self._life = 0  # number of lives of the worker; an attempt to dial ends with its life
+        self._broken_to = 0  # number of the newest broken stream; older streams are broken too
+        self._life = 0  # number of the worker's starts; attempts of earlier starts are dropped
         self.cut_until = 0.0
         self.held_until = [0.0, 0.0]
         self.on_lost: Callable[[], None] = lambda: None
@@ -315,14 +316,14 @@ class SimulatedConnection:
         attempt()
 
     def open(self) -> None:
-        """Open a new stream immediately."""
+        """Open a new stream to the shard immediately."""
         self.number += 1
         self.stands = True
 
     # -- breaking ---------------------------------------------------------------------------
 
     def snap(self) -> None:
-        """Break the stream: lose its messages in flight, and notify both ends after the delay."""
+        """Break the stream, lose its messages in flight, and notify worker and shard later."""
         number = self.number
         self._broken_to = number
         later = self._clock.now + self._delay_seconds
@@ -330,7 +331,7 @@ class SimulatedConnection:
         self._clock.at(later, functools.partial(self.shard.lose, self.worker, number))
 
     def fall_silent(self) -> None:
-        """Break the stream silently.
+        """Break the stream to the shard without a notice.
 
         The shard is not notified. The worker notices when it has received no message for too long.
         """
@@ -338,7 +339,7 @@ class SimulatedConnection:
         self.expect_progress()
 
     def hold(self, up: bool, seconds: float) -> None:
-        """Delay the messages of one direction.
+        """Delay the messages of one direction of the connection.
 
         While messages to the worker are held, the worker may give up the stream.
 
@@ -394,7 +395,7 @@ class SimulatedConnection:
 
         Args:
             number: Number of the stream that the message was sent on.
-            again: Called later if messages to the worker are held now.
+            again: Called when the hold ends, if messages to the worker are held now.
         """
         if self._waits(1, again):
             return False

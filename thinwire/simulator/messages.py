@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class StreamPart:
-    """The part of a push that the stream carries, if datagrams carry the push's other entries."""
+    """The part of a push that the stream carries while datagrams carry all other entries."""
 
     worker: int
     push: pb.Push
@@ -47,7 +47,7 @@ class NonFinitePush:
     step: int
 
 
-#: Message from a worker to a shard.
+#: Message from a simulated worker to a simulated shard.
 Delivery = events.Event | StreamPart | Datagrams | NonFinitePush
 
 
@@ -55,13 +55,13 @@ Delivery = events.Event | StreamPart | Datagrams | NonFinitePush
 class ReplyInFlight:
     """A shard's reply to a pull or push, on its way to a worker."""
 
-    step: int  # step of the push; 0: the reply answers a pull
-    epoch: int  # membership epoch of the shard
+    step: int  # training step of the answered push; 0: the reply answers a pull
+    epoch: int  # membership epoch of the shard at the reply
     reply: ShardReply
-    reception: pb.DatagramOutcome | None = None  # which of the push's datagrams arrived
+    reception: pb.DatagramOutcome | None = None  # arrived datagrams; None: none were sent
 
 
-#: Message from a shard to a worker.
+#: Message from a simulated shard to a simulated worker.
 ToWorker = events.Welcome | events.Reject | events.Answer | ReplyInFlight
 
 
@@ -103,7 +103,7 @@ def to_client(message: ToWorker) -> pb.ToClient:
 def decoded(
     update: Update | tuple[Block, ...] | RelayedRounds, layout: ShardLayout
 ) -> tuple[list[Block], tuple[RepeatedRound, ...]]:
-    """Encode and decode a reply's update; return its blocks, or its rounds if it relays rounds."""
+    """Encode and decode a reply's update; return its blocks, or the rounds that it relays."""
     if not isinstance(update, RelayedRounds):
         return blocks_of_reply(update, layout), ()
     reply = pb.Reply(step=update.step)
@@ -125,7 +125,7 @@ def reply_in_flight(
         action: The core's reply.
         generation: Generation of the shard.
         layout: Layout of the shard.
-        reception: Which of the push's datagrams arrived; None if the push had no datagrams.
+        reception: Counts of the push's datagrams that arrived; None if the push had no datagrams.
     """
     blocks, rounds = decoded(action.update, layout)
     reply = ShardReply(
@@ -148,7 +148,7 @@ def reply_in_flight(
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The results of one mini-batch."""
+    """The results of one mini-batch of a worker."""
 
     gradient: Float32  # [num_parameters] float32, a new array that the receiver owns
     loss: float
@@ -158,7 +158,7 @@ class Step:
 
 
 class GradientSource(Protocol):
-    """Computes the gradients of all workers, possibly in several threads; see `Trainer`."""
+    """Computes the gradients of all workers, possibly in several threads, as `Trainer` does."""
 
     def local_of(self, number: int) -> State:
         """Return a worker's initial local state, for example dropout seeds."""
@@ -166,7 +166,7 @@ class GradientSource(Protocol):
     def step(
         self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
     ) -> Step:
-        """Compute the gradient of a worker's next mini-batch; see `Trainer.step`."""
+        """Compute the gradient of a worker's next mini-batch, as `Trainer.step` does."""
 
 
 class ModelSource(GradientSource, Protocol):

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 _RECORD_SECONDS = 5.0  # virtual seconds between status lines in metrics.jsonl, per 50 workers
-_WORKERS_A_LINE = 50  # the interval grows with every 50 further workers
-_PLAIN_LINE_SECONDS = 10.0  # wall-clock seconds between printed lines without a terminal
-_LIVE_SECONDS = 0.5  # wall-clock seconds between updates of a terminal
-_SHARE_OF_WORK = 50  # showing the status takes at most 1/50 of the wall-clock time
+_WORKERS_A_LINE = 50  # number of workers that add _RECORD_SECONDS between two status lines
+_PLAIN_LINE_SECONDS = 10.0  # wall-clock seconds between status lines if output is no terminal
+_LIVE_SECONDS = 0.5  # wall-clock seconds between updates of the status on a terminal
+_SHARE_OF_WORK = 50  # the status display takes at most 1/50 of the wall-clock time
 
 
 class SimulationRecords:
@@ -36,8 +36,8 @@ class SimulationRecords:
 
     Args:
         run: The run's settings.
-        own: Settings of the evaluations; their intervals are in virtual seconds.
-        recorder: Writes the files.
+        own: Settings of the evaluations, with intervals in virtual seconds.
+        recorder: Writes the files of the run directory.
         simulation: Simulation that is recorded.
     """
 
@@ -56,7 +56,7 @@ class SimulationRecords:
         self._show_at = time.monotonic()
 
     def keep(self, now: float) -> None:
-        """Evaluate, record and show the status if these are due; end the run at its target.
+        """Do an evaluation, a record and a status display that are due; end the run at its target.
 
         Args:
             now: Current time, in virtual seconds.
@@ -76,7 +76,7 @@ class SimulationRecords:
             self._show()
 
     def _show(self) -> None:
-        """Show the run's progress; with many workers less often, because each update takes long."""
+        """Show the run's progress; with many workers seldom, because each display takes long."""
         begun = time.monotonic()
         self.dashboard.update(self._status(None), self._recorder.latest)
         pause = _LIVE_SECONDS if self.dashboard.live else _PLAIN_LINE_SECONDS
@@ -84,7 +84,7 @@ class SimulationRecords:
         self._show_at = now + max(pause, _SHARE_OF_WORK * (now - begun))
 
     def finish(self, reason: str) -> None:
-        """Evaluate the final version, and write the summary and the report."""
+        """Evaluate the run's final model, and write the run's summary and report."""
         self._evaluate(final=reason != "interrupted")
         self._record_rounds()
         self._recorder.finish(self._status(reason))

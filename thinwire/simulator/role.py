@@ -76,7 +76,7 @@ def main(run: Run) -> int:
 
 
 def _play(simulation: Simulation, records: SimulationRecords) -> int:
-    """Play the simulation to its end and write its records, also after Ctrl-C."""
+    """Run the simulation to its end and write its records, also after Ctrl-C."""
     interrupted: list[int] = []
 
     def interrupt(number: int, frame: Any) -> None:

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class MiniBatch:
-    """Result of one mini-batch."""
+    """Result of one mini-batch of a worker's round."""
 
-    local: State  # worker-local state after the mini-batch
-    step: Step | None = None  # gradient to pass to the core; None: the core has processed it
-    refused: NonFiniteUpdate | None = None  # error of the core, if it rejected the gradient
-    following: Future[MiniBatch] | None = None  # the round's next mini-batch, if it is computed
+    local: State  # worker-local state (for example dropout seeds) after the mini-batch
+    step: Step | None = None  # gradient for the core; None: the core has processed the gradient
+    refused: NonFiniteUpdate | None = None  # core's rejection of the gradient; None: accepted
+    following: Future[MiniBatch] | None = None  # the round's next mini-batch; None: not started
 
 
 class RoundAhead:
@@ -39,9 +39,9 @@ class RoundAhead:
     but the round's last. No other thread uses the core during that time.
 
     Args:
-        trainer: Computes the gradients.
-        executor: Runs the computations.
-        core: Core of this incarnation.
+        trainer: Computes the gradients of the mini-batches.
+        executor: Runs the computations of the gradients.
+        core: Worker core (state machine) of this incarnation.
         lives: Returns whether this incarnation is still alive; called from the executor's threads.
     """
 

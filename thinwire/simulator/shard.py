@@ -37,10 +37,10 @@ from thinwire.simulator.messages import (
 )
 from thinwire.simulator.storage import SimulatedKill, StoredShard
 
-#: id() of an update -> blocks of the update, coded once for all workers.
+#: Python's id() of an update -> the update's blocks, coded once for all workers.
 CodedBlocks = dict[int, SharedBlocks]
 
-_SEEK_SECONDS = 1.0  # time between attempts of a following shard to reach shard 0
+_SEEK_SECONDS = 1.0  # seconds between the attempts of a following shard to reach shard 0
 
 
 @dataclasses.dataclass
@@ -53,8 +53,9 @@ class Port:
     connection: SimulatedConnection
     chooser: IndexChooser = dataclasses.field(default_factory=IndexChooser)
     stream: int | None = None  # open stream on which the worker was welcomed; None: no stream
-    incarnation: int = 0  # incarnation of the worker that was welcomed last
-    hellos: dict[int, int] = dataclasses.field(default_factory=dict)  # incarnation -> its stream
+    incarnation: int = 0  # newest incarnation of the worker that was welcomed; 0: none
+    #: Incarnation of the worker -> stream on which its Hello arrived.
+    hellos: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
 #: Run id in shard 0's records.
@@ -62,16 +63,16 @@ RUN_ID = "simulated"
 
 
 class SimulatedShard:
-    """Passes events to a core and performs its actions; can be killed, restarted and stopped.
+    """Passes events to a PS core and performs the core's actions; can be killed and restarted.
 
     Attributes:
         core: State machine of the shard, the same class as in a real run.
-        journaled: Wrapper of the core that writes the events to a journal, if there is one.
-        ports: Worker -> the shard's end of the streams to the worker.
+        journaled: Wrapper of the core that writes the events to the journal if the run has one.
+        ports: Worker id -> the shard's end of the streams to the worker.
         followers: On shard 0: the other shards, which follow each epoch without delay. Else [].
         leader: On a following shard: shard 0. None on shard 0.
         kept: The shard's files on disk; None: the shard saves nothing and cannot be restarted.
-        life: Counter that grows with each start of the process.
+        life: Number of starts of the shard's process.
         alive: True while the process runs.
         is_open: True while the shard admits workers.
         skew: Lead of the shard's clock over the virtual clock, in seconds.
@@ -85,7 +86,7 @@ class SimulatedShard:
     def __init__(
         self, number: int, core: PsCore, layout: ShardLayout, server: ShardSpeed, clock: Clock
     ) -> None:
-        """Create a running shard with this core."""
+        """Create a running shard with the given PS core."""
         self.number, self.core, self.clock = number, core, clock
         self.journaled = JournaledCore(core)
         self.journaled.on_failure = self.request_end
@@ -115,7 +116,7 @@ class SimulatedShard:
         self.datagrams: SimulatedDatagramPort | None = None
 
     def open_datagram_port(self, decoder: PushDecoder, transport: Transport) -> None:
-        """Receive datagrams from now on.
+        """Open the shard's datagram port, so that the shard receives datagrams.
 
         Args:
             decoder: Decoder of the shard's pushes.
@@ -136,17 +137,17 @@ class SimulatedShard:
         return welcome
 
     def bytes_down(self) -> dict[int, int]:
-        """Return worker -> number of training bytes sent to the worker."""
+        """Return worker id -> number of training bytes that the shard has sent to the worker."""
         return {worker: port.down.num_bytes for worker, port in self.ports.items()}
 
     def live_workers(self) -> Iterable[int]:
-        """Return the live workers, which keep their datagram sessions."""
+        """Return the ids of the live workers, which keep their datagram sessions."""
         return self.core.live_workers()
 
     # -- start and end ----------------------------------------------------------------------
 
     def request_end(self) -> None:
-        """Request the end of the run from shard 0; a following shard's failed journal does this."""
+        """Request the end of the run from shard 0, after a following shard's journal has failed."""
         leader = self.leader
         if leader is None or not self.alive:
             return
@@ -166,7 +167,7 @@ class SimulatedShard:
         return self.alive and self.is_open and self.clock.now >= self._asleep_until
 
     def if_it_lives(self, life: int, call: Callable[[], None]) -> None:
-        """Make a call if the process runs and has not been restarted since the life `life`."""
+        """Make a call if the process runs and was not restarted since its start number `life`."""
         if self.alive and life == self.life:
             try:
                 call()
@@ -174,7 +175,7 @@ class SimulatedShard:
                 self.kill()
 
     def kill(self) -> None:
-        """Die as by kill -9: only the files on disk remain, and every stream breaks."""
+        """Kill the shard as kill -9 does: only its files on disk remain, and all streams break."""
         if not self.alive:
             return
         self.alive = self.is_open = False
@@ -202,7 +203,7 @@ class SimulatedShard:
         return True
 
     def _seek_leader(self) -> None:
-        """Admit workers once shard 0 is reachable."""
+        """Let this following shard admit workers once shard 0 is reachable."""
         if self.leader is not None and not self.leader.listens:
             retry = functools.partial(self.if_it_lives, self.life, self._seek_leader)
             self.clock.at(self.clock.now + _SEEK_SECONDS, retry)
@@ -210,7 +211,7 @@ class SimulatedShard:
         self.is_open = True
         try:
             # The new generation must be on disk before the first push. Otherwise a restart after a
-            # crash could use the same generation again, for other weights.
+            # crash could use the same generation number for different weights.
             self._save_now()
         except ConfigurationError as error:
             logging.error("shard %d cannot start: %s", self.number, error)
@@ -225,14 +226,14 @@ class SimulatedShard:
             shard.follow(self._epoch)
 
     def follow(self, epoch: events.MembershipEpoch | None) -> None:
-        """Handle a new epoch of shard 0; ignored until this shard has reached shard 0."""
+        """Handle shard 0's new membership epoch; ignored until this shard has reached shard 0."""
         if epoch is None or not self.is_open:
             return
         if not self._waits(functools.partial(self.follow, epoch)):
             self.handle(epoch)
 
     def freeze(self, seconds: float) -> None:
-        """Stop the process for some seconds; messages that arrive in this time wait."""
+        """Stop the shard's process for some seconds; messages that arrive in this time wait."""
         until = self.clock.now + seconds
         self._asleep_until = until
         wake = functools.partial(self.handle, events.ProcessStalled(seconds))
@@ -241,7 +242,7 @@ class SimulatedShard:
             port.connection.expect_progress(until)
 
     def jump(self, seconds: float) -> None:
-        """Advance the shard's clock by some seconds without virtual time passing, if it serves."""
+        """Advance a serving shard's clock by some seconds, without virtual time passing."""
         if not self.is_open:
             return
         self.skew += seconds
@@ -249,7 +250,7 @@ class SimulatedShard:
         self.handle(events.ProcessStalled(seconds))
 
     def finish(self) -> None:
-        """Save a last snapshot, and end the process; log an error if the disk fails."""
+        """Save a last snapshot, and end the shard's process; log an error if the disk fails."""
         if not self.alive:
             return
         self.journaled.close()
@@ -262,7 +263,7 @@ class SimulatedShard:
         self.alive = self.is_open = False
 
     def _save_now(self) -> None:
-        """Write a snapshot, and return when it is on disk.
+        """Write a snapshot of the shard, and return when the snapshot is on disk.
 
         Raises:
             ConfigurationError: The disk failed.
@@ -273,14 +274,14 @@ class SimulatedShard:
             self.kept.saved.flush()
 
     def _waits(self, again: Callable[[], None]) -> bool:
-        """Return True if the process is stopped or dead; call `again` when it continues."""
+        """Return True if the shard's process is stopped or dead; call `again` after a stop."""
         if self.alive and self.clock.now < self._asleep_until:
             self.clock.at(self._asleep_until, functools.partial(self.if_it_lives, self.life, again))
             return True
         return not self.alive
 
     def save(self, version: int, state: State) -> None:
-        """Write a snapshot soon, if this shard saves snapshots."""
+        """Schedule the write of a snapshot, if this shard saves snapshots."""
         if self.kept is not None:
             self.kept.save(self, version, state)
 
@@ -292,7 +293,7 @@ class SimulatedShard:
             self.datagrams.receiver.receive(data, size)
 
     def receive(self, worker: int, stream: int, event: Delivery) -> None:
-        """Handle a message of a stream; drop it if the worker has a newer stream."""
+        """Handle a message of a worker's stream; drop it if the worker has a newer stream."""
         port = self.ports[worker]
         if self._waits(functools.partial(self.receive, worker, stream, event)):
             return
@@ -311,7 +312,7 @@ class SimulatedShard:
         self.arrive(events.WorkerDisconnected(worker, port.incarnation))
 
     def arrive(self, event: Delivery) -> None:
-        """Handle a message that has passed the network; an event waits while the shard is busy."""
+        """Handle a message that has arrived; an event for the core waits for a busy shard."""
         if self._waits(functools.partial(self.arrive, event)):
             return
         if isinstance(event, StreamPart | Datagrams):
@@ -328,7 +329,7 @@ class SimulatedShard:
             self.clock.at(self._busy_until, functools.partial(self.if_it_lives, self.life, handle))
 
     def handle(self, event: events.Event | NonFinitePush) -> None:
-        """Pass an event to the core now, and perform the core's actions."""
+        """Pass an event to the PS core immediately, and perform the core's actions."""
         if not self.alive:
             return
         if isinstance(event, NonFinitePush):  # a push is checked before it reaches the core
@@ -378,14 +379,14 @@ class SimulatedShard:
     def _tick(self, when: float) -> None:
         if self._waits(functools.partial(self._tick, when)):
             return
-        if when == self._tick_at:  # else an earlier Tick has replaced this one
+        if when == self._tick_at:  # False if an earlier Tick has replaced this Tick
             self._tick_at = None
             if self.datagrams is not None:
                 self.datagrams.receiver.poll()
             self.handle(events.Tick())
 
     def take_core(self, core: PsCore, journaled: JournaledCore) -> None:
-        """Continue with another core, in a restarted process."""
+        """Continue with a new PS core, in a restarted process."""
         self.core, self.journaled = core, journaled
         journaled.on_failure = self.request_end
         self._busy_until, self._tick_at = 0.0, None
@@ -407,7 +408,7 @@ class SimulatedShard:
 
         Args:
             worker: Id of the worker.
-            message: The message.
+            message: Message for the worker.
             sizes: Size of each frame in bytes; an empty list means a message that is only delayed.
             counted: True if the frames count as training bytes.
             stream: Number of the stream; None: the stream on which the worker was welcomed.
@@ -461,7 +462,7 @@ class SimulatedShard:
             shard.follow(action.epoch)
 
     def _missed(self, action: events.WorkersUnreachable, coded: CodedBlocks) -> None:
-        """Report workers that were silent on this shard to shard 0."""
+        """Report to shard 0 the workers that were silent on this shard."""
         if self.leader is not None:
             for life in action.members:
                 self.leader.arrive(events.WorkerUnreachable(life))

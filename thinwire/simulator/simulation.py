@@ -48,7 +48,7 @@ class Simulation:
     Attributes:
         own: Settings of the simulation.
         spec: Signature of the shared model.
-        clock: Virtual time.
+        clock: Virtual clock of the simulation.
         shards: The parameter servers, shard 0 first.
         workers: The workers, in order of their ids.
         end: Stop reason of the run; None while the run continues.
@@ -64,12 +64,12 @@ class Simulation:
         keeps: StorageSetup | None = None,
         executor: Executor | None = None,
     ) -> None:
-        """Build every node; `play` starts the run.
+        """Build every node of the run; `play` starts the run.
 
         Args:
             run: The run's settings.
             own: Settings of the simulation.
-            trainer: Computes all gradients.
+            trainer: Computes the gradients of all workers.
             dataset: Data set with at least the training part.
             bodies: Kernels of the policies' array operations.
             keeps: Storage of the shards' state, so that shards can be killed and restarted; None:
@@ -220,7 +220,7 @@ class Simulation:
             shard.alive = shard.is_open = False
 
     def _config(self, number: int, generation: int, undone: int, goes_on: bool) -> CoreConfig:
-        """Return the settings of a shard's core in one life; `ps.role` builds the same settings.
+        """Return the settings of a shard's core for one start, equal to the settings in `ps.role`.
 
         Args:
             number: Number of the shard.
@@ -248,7 +248,7 @@ class Simulation:
         )
 
     def _made(self, number: int, config: CoreConfig, lease_seconds: float) -> PsCore:
-        """Return a core in its initial state."""
+        """Return a shard's PS core in its initial state."""
         run, layout = self._run, self._layouts[number]
         membership: Coordinator | FollowerMembership = Coordinator(run.nb_workers, lease_seconds)
         rule, aux = run.method.sync, WorkerAverages()

@@ -27,7 +27,7 @@ WRITE_SECONDS = 0.05
 
 
 class SimulatedKill(Exception):
-    """The process was killed inside a call; data that it had not written by then are lost."""
+    """The process was killed inside a call; data that the process had not written are lost."""
 
 
 class SimulatedDisk:
@@ -43,7 +43,7 @@ class SimulatedDisk:
         return open(path, "xb", buffering=0)
 
     def save(self, checkpoints: CheckpointStore, version: int, state: State) -> None:
-        """Write a snapshot; raises the same errors as `create`."""
+        """Write a snapshot of a shard; raises the same errors as `create`."""
         checkpoints.save(version, state)
 
 
@@ -75,7 +75,7 @@ class SimulatedSaver:
         self.failure: Exception | None = None
 
     def put(self, version: int, state: State) -> None:
-        """Write a snapshot soon, replacing a snapshot that still waits."""
+        """Schedule the write of a snapshot, which replaces a snapshot that still waits."""
         self._next = (version, state)
         if not self._busy:
             self._busy = True
@@ -117,7 +117,7 @@ class SimulatedShardStore(SavedShard):
         disk: SimulatedDisk,
         later: Callable[[float, Callable[[], None]], None],
     ) -> None:
-        """Read the saved state, if there is one, and check it against the model's signature."""
+        """Read the shard's saved state if one exists; check the state against the model."""
         super().__init__(run, name)
         self.check(spec)
         self._disk, self._later = disk, later
@@ -128,17 +128,17 @@ class SimulatedShardStore(SavedShard):
         self._saver = saver  # type: ignore[assignment]  # the same methods
 
     def new_journal(self, coder: EventCoder, model_bytes: int) -> Journal:
-        """Return a new journal; if a journal was replayed, the new journal continues it."""
+        """Return a new journal; it continues the journal that was replayed at the restart."""
         end = self._replayed.place if self._replayed is not None else None
         return Journal(self.folder, coder, model_bytes, end, self._disk.create)
 
 
 @dataclasses.dataclass(frozen=True)
 class StorageSetup:
-    """Storage of the shards of a run."""
+    """Storage of the shards of a simulated run."""
 
-    journal: str  # a value of --journal
-    disks: tuple[SimulatedDisk, ...]  # one per shard
+    journal: str  # value of --journal
+    disks: tuple[SimulatedDisk, ...]  # disk of each shard, shard 0 first
 
 
 class StoredShard:
@@ -152,7 +152,7 @@ class StoredShard:
         keeps: Storage of the run's shards.
         spec: Signature of the whole model.
         make_coder: Makes a coder of the shard's events.
-        make: Makes a core in its initial state.
+        make: Makes a PS core in its initial state.
         config: Function (generation, generations undone, whether the run is resumed) that returns
             the settings of the core.
     """
@@ -190,7 +190,7 @@ class StoredShard:
         return True
 
     def save(self, shard: Any, version: int, state: State) -> None:
-        """Write a snapshot soon."""
+        """Schedule the write of a snapshot of the shard."""
         if self.saved is None:
             return
         journaled, received = shard.journaled, shard.received() or DatagramCounts()

@@ -34,7 +34,7 @@ class Trainer:
         """Create a trainer; the first step compiles the computation.
 
         Args:
-            shared: The model, and its shared variables.
+            shared: The model with the variables that workers share.
             bn_sync: True if moving statistics are averaged over the workers.
             clip_norm: Largest L2 norm of a gradient; 0: gradients are not clipped.
             weight_decay: Coupled weight decay, added to the gradient; 0: no weight decay.
@@ -66,7 +66,7 @@ class Trainer:
             weights: [num_parameters] float32, aligned to 64 bytes.
             statistics: [m] float32, the worker's averaged moving statistics; [0] if statistics are
                 not averaged.
-            shard: The worker's examples; the step advances its position by a mini-batch.
+            shard: The worker's examples; the step advances their position by one mini-batch.
             local: Worker-local state (dropout seeds, statistics that are not averaged).
         """
         images, labels = shard.next()

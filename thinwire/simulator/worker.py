@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSetup:
-    """The parts that a worker is built from."""
+    """The parts that a simulated worker is built from."""
 
     number: int  # id of the worker, from 1
-    make_core: Callable[[], WorkerCore]  # makes a core for each start of the worker
-    shard: TrainingShard  # the worker's examples
-    step_seconds: Callable[[], float]  # returns the time of the next mini-batch, in seconds
+    make_core: Callable[[], WorkerCore]  # makes a new worker core for each start of the worker
+    shard: TrainingShard  # the worker's training examples
+    step_seconds: Callable[[], float]  # returns the next mini-batch's virtual seconds
     exchange: SimulatedExchange
     measure: RoundMeasure
-    executor: Executor  # computes gradients
+    executor: Executor  # runs the computation of gradients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class _Computing:
     """A mini-batch that is being computed, and the shards' versions of its weights."""
 
     mini_batch: Future[MiniBatch]
-    versions: list[int]  # one per shard
+    versions: list[int]  # model version of each shard, shard 0 first
 
 
 @dataclasses.dataclass
@@ -61,7 +61,7 @@ class TimeBreakdown:
 
 
 class SimulatedWorker:
-    """Joins the run, computes steps and exchanges updates; `die` kills it, `start` restarts it."""
+    """A simulated worker that computes steps and exchanges updates, with `die` and `start`."""
 
     def __init__(self, own: WorkerSetup, trainer: GradientSource, clock: Clock) -> None:
         """Create a worker that does nothing before `start`."""
@@ -73,7 +73,7 @@ class SimulatedWorker:
         self._pacing = SimulatedPacingClient(self.core.method.pacer, self._exchange, clock)
         self._request: PushRequest | None = None
         self._overlaps = self.core.method.overlap
-        self._ahead: _Computing | None = None  # mini-batch computed during the open exchange
+        self._ahead: _Computing | None = None  # mini-batch during the open exchange; None: none
         self._ahead_is_done = False
         self._means = self.core.statistics  # averages over the workers from the last reply
         self._step_seconds = 0.0
@@ -84,13 +84,13 @@ class SimulatedWorker:
 
     @property
     def alive(self) -> bool:
-        """True while the process runs."""
+        """True while the worker's process runs."""
         return self._exchange.incarnation > 0
 
     # -- start and end ----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the process as a new incarnation."""
+        """Start the worker's process as a new incarnation."""
         if self._exchange.newest_incarnation:  # a restart needs a new core
             self.core = self._own.make_core()
         self._pacing = SimulatedPacingClient(self.core.method.pacer, self._exchange, self._clock)
@@ -107,7 +107,7 @@ class SimulatedWorker:
         return RoundAhead(self._trainer, self._own.executor, self.core, lives)
 
     def die(self, is_seen: bool = True) -> None:
-        """Kill the process; its messages on their way are lost.
+        """Kill the worker's process; its messages in flight are lost.
 
         Args:
             is_seen: True if the shards notice that the streams break, as after a kill; False as
@@ -124,17 +124,17 @@ class SimulatedWorker:
         self._exchange.end_life()
 
     def on_unreachable(self) -> None:
-        """End the process, because a shard was unreachable for the whole patience."""
+        """End the process, because a shard was unreachable for the whole patience time."""
         logging.error("worker %d: a shard is unreachable; the worker gives up", self.number)
         self.leave("error")
 
     def freeze(self, seconds: float) -> None:
-        """Stop the process, with its heartbeats, for some seconds; incoming messages wait."""
+        """Stop the worker's process and heartbeats for some seconds; incoming messages wait."""
         self._exchange.asleep_until = self._clock.now + seconds
 
     @property
     def awake(self) -> bool:
-        """True if the process runs and is not stopped by `freeze`."""
+        """True if the worker's process runs and is not stopped by `freeze`."""
         return self.alive and self._clock.now >= self._exchange.asleep_until
 
     @property
@@ -150,7 +150,7 @@ class SimulatedWorker:
     # -- training ---------------------------------------------------------------------------
 
     def _consider(self) -> None:
-        """Start the next mini-batch, or push if the pacer decides so; give up if diverged."""
+        """Start the next mini-batch, or push if the pacer decides so; end if training diverged."""
         if self.core.stopped or not self.alive:
             return
         if self._divergence.has_diverged:
@@ -184,7 +184,7 @@ class SimulatedWorker:
         self._clock.at(self._clock.now + self._step_seconds, done)
 
     def _finish_step(self, incarnation: int, computing: _Computing) -> None:
-        """Handle the end of a mini-batch's time; wait if the process is stopped."""
+        """Handle the end of a mini-batch's virtual time; wait if the process is stopped."""
         if incarnation != self._exchange.incarnation:
             return
         if not self.awake:
@@ -206,7 +206,7 @@ class SimulatedWorker:
         """
         core = self.core
         weights, statistics = core.weights, core.statistics
-        if self._overlaps:  # copy the weights: replies change them before the step is over
+        if self._overlaps:  # copy the weights: replies change them before the step ends
             weights, statistics = aligned(len(weights)), self._means
             weights[:] = core.weights
         mini_batch = self._round_ahead.begin(weights, statistics, self._own.shard, self._local)
@@ -222,7 +222,7 @@ class SimulatedWorker:
             self._take_in(computing)
 
     def _take_in(self, computing: _Computing) -> None:
-        """Pass a gradient to the core; push if that ends the round, else start a mini-batch."""
+        """Pass a gradient to the core; push if the round ends, else start the next mini-batch."""
         done = self._round_ahead.take(computing.mini_batch)
         self._own.shard.cursor.next()
         self._local = done.local
@@ -243,7 +243,7 @@ class SimulatedWorker:
                 self._consider()
 
     def _result_of(self, done: MiniBatch, versions: list[int]) -> PushRequest | None:
-        """Return the push that a mini-batch leads to, None for a local step.
+        """Return the push that follows a mini-batch; None if the round of local steps continues.
 
         Raises:
             NonFiniteUpdate: The gradient holds NaN or infinity.
@@ -261,7 +261,7 @@ class SimulatedWorker:
     # -- replies ----------------------------------------------------------------------------
 
     def on_answer(self, answer: pb.Answer | None) -> None:
-        """Decide by the state server's answer; None if the state server is unreachable."""
+        """Pass the state server's answer to the pacer; None if the server is unreachable."""
         self._pacing.on_answer(answer)
 
     def on_replies(self, replies: list[ShardReply | None]) -> None:
@@ -278,7 +278,7 @@ class SimulatedWorker:
             self._consider()
 
     def _book(self, replies: list[ShardReply | None]) -> None:
-        """Record the time of an exchange: sending and waiting."""
+        """Record the seconds that an exchange spent on sending and on waiting."""
         exchange, now = self._exchange, self._clock.now
         began_at, sent_at = exchange.requested_at, exchange.sent_at
         self._seconds.send += sent_at - began_at

@@ -1,10 +1,10 @@
-"""A worker's client of the shards of the parameter server.
+"""Client with which a worker exchanges messages with the shards of the parameter server.
 
 `Exchange` pushes to all shards and waits for the replies of all shards. `Heartbeat` renews the
 worker's leases during training. `ShardClient` holds the stream to one shard. `ShardProtocol`
-decides which requests are sent, repeated or given up; the real client and the simulator share it.
-`PacingClient` queries the state server. `PushEncoder` and `DatagramChannel` encode pushes as
-messages and datagrams.
+decides which requests a worker sends, repeats or gives up; the real client and the simulator use
+the same class. `PacingClient` queries the state server. `PushEncoder` and `DatagramChannel` encode
+pushes as messages and datagrams.
 """
 
 from thinwire.worker.client.datagrams import DatagramChannel, WorkerTransport

@@ -1,8 +1,8 @@
-"""A script's control stream to shard 0: barriers, evaluations, and the end of the run.
+"""A training script's control stream to shard 0: barriers, evaluations, and the run's end.
 
-A background thread keeps the stream open from the script's first fit to the script's end. When the
-PS restarts, the thread reconnects and reports which barriers and evaluations the script waits for,
-which barriers the script has passed, and whether the script has finished.
+A background thread keeps the control stream open from the script's first fit to the script's end.
+When the PS restarts, the thread reconnects and reports which barriers and evaluations the script
+waits for, which barriers the script has passed, and whether the script has finished.
 """
 
 from __future__ import annotations
@@ -30,25 +30,27 @@ from thinwire.proto.grpc.session import (
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.runtime.run.settings import Run
 
-#: Largest payload accepted from shard 0; control messages are far smaller.
+#: Largest message payload that a script accepts from shard 0, in bytes; control messages are far
+#: smaller.
 _MAX_PAYLOAD_BYTES = 1 << 16
-#: Longest single wait for the thread. Python handles operating-system signals between two waits.
+#: Longest single wait of a script for its control thread, in seconds. Python handles
+#: operating-system signals only between two waits.
 _WAIT_SECONDS = 0.25
 #: Most passed barriers that a reconnecting script reports to the PS; the newest are reported.
 _MOST_PASSED = 10_000
 #: Most evaluations that a reconnecting script reports to the PS; the newest are reported.
 _MOST_EVALUATIONS = 100
-_LONGEST_MESSAGE = 1000  # characters of a script's error that `finish` sends
-#: How long `close` waits for the thread, which is a daemon.
+_LONGEST_MESSAGE = 1000  # most characters of a script's error message that `finish` sends
+#: Time limit of the wait in `close` for the end of the control thread, in seconds.
 _CLOSE_SECONDS = 5.0
 
 
 class RunHalted(Exception):
-    """The run is over.
+    """Error: the training run is over, so a script can no longer wait for other scripts.
 
     Attributes:
         cause: Stop reason of the run, such as "finished" or "script_failed".
-        message: Explanation for people; empty if the PS sent no explanation.
+        message: Explanation of the stop for people; empty if the PS sent no explanation.
     """
 
     def __init__(self, cause: str, message: str = "") -> None:
@@ -58,11 +60,13 @@ class RunHalted(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Opening:
-    """The shard's answer when a barrier opens.
+    """Shard 0's answer to the waiting scripts when a barrier opens.
 
     Attributes:
-        changes: True if some script trains another model now; a new phase begins for all scripts.
-        offers: True if this script offers its model to the PS for the new phase.
+        changes: True if at least one script trains another model after the barrier than before; a
+            new phase (the time in which the shards train one model) then begins for all scripts.
+        offers: True if this script must send its model's description and weights to the PS for the
+            new phase.
     """
 
     changes: bool = False
@@ -70,7 +74,7 @@ class Opening:
 
 
 class Control:
-    """Coordinates a worker's script with the other scripts, over a stream next to the training one.
+    """Coordinates a worker's script with other workers' scripts, over a separate control stream.
 
     One thread must make all calls of `barrier`, `pass_by`, `evaluate`, `answer`, `meet` and
     `finish`. Any thread may call `interrupt` and `stop_fit`.
@@ -122,23 +126,31 @@ class Control:
             self._closing,
         )
         self._changed = threading.Condition()
-        # Guarded by `_changed`:
+        # The lock `_changed` guards all attributes below:
         self._session: ClientSession | None = None
-        self._passed: dict[str, Opening] = {}  # in the order of opening
+        # Barrier's name -> shard 0's answer, in the order in which the barriers opened
+        self._passed: dict[str, Opening] = {}
         self._waits_for: pb.Barrier | None = None
-        self._fits: list[pb.ToServer] = []  # newest FitBegun, newest FitEnded
-        self._evaluations: dict[tuple[int, int], pb.Evaluated] = {}  # by fit and epoch
+        # Newest FitBegun and newest FitEnded message of this script
+        self._fits: list[pb.ToServer] = []
+        self._evaluations: dict[tuple[int, int], pb.Evaluated] = {}  # (fit, epoch) -> evaluation
         self._awaits: pb.EpochEnded | None = None
-        self._appointed_for: tuple[int, int] | None = None  # (fit, epoch) to evaluate here
-        self._unconfirmed: pb.Evaluated | None = None  # evaluation sent, not yet confirmed
-        # Newest answer after the callbacks of an epoch (True), and before them (False):
+        # (fit, epoch) that this script must evaluate; None: no request
+        self._appointed_for: tuple[int, int] | None = None
+        # Evaluation that shard 0 has not confirmed yet; None: all confirmed
+        self._unconfirmed: pb.Evaluated | None = None
+        # Shard 0's newest answer to an exchange of scripts at an epoch's end. Key True: the
+        # exchange after the epoch's callbacks; key False: the exchange before the callbacks.
         self._meetings: dict[bool, pb.EpochMeeting] = {}
         self._meets: pb.EpochMeeting | None = None
-        self._stopped: dict[int, int] = {}  # fit -> its last epoch, set by this script
-        self._unreported: list[pb.Evaluated] = []  # evaluations made while shard 0 was away
+        # Number of a fit -> last epoch that this script has set for the fit
+        self._stopped: dict[int, int] = {}
+        # Evaluations that this script made while shard 0 was unreachable
+        self._unreported: list[pb.Evaluated] = []
         self._finished: pb.Finished | None = None
         self._is_confirmed = self._is_interrupted = False
-        self._error: Exception | None = None  # why the stream has ended for good
+        # Error that ended the control stream for good; None while it lives
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._keep, name="control", daemon=True)
         self._thread.start()
 
@@ -152,7 +164,7 @@ class Control:
         on_stop: Callable[[int, int], None] = lambda fit, epochs: None,
         on_chief: Callable[[int], None] = lambda worker: None,
     ) -> Control:
-        """Return a worker's control stream, with address and limits from the run's settings."""
+        """Return a worker's control stream, with address and time limits of the run's settings."""
         return cls(
             run.addresses[0],
             id_worker,
@@ -167,7 +179,7 @@ class Control:
 
     @property
     def ended(self) -> RunHalted | None:
-        """Why the run has ended; None while the run continues, as far as this process knows."""
+        """Error with the run's stop reason; None while this process knows of no stop."""
         error = self._error
         return error if isinstance(error, RunHalted) else None
 
@@ -181,7 +193,7 @@ class Control:
         Args:
             name: Name of the barrier, equal in all scripts and used once in a run. The third fit
                 has the barriers "fit-3-begin" and "fit-3-end".
-            changes: True if this script trains another model since the previous barrier.
+            changes: True if this script trains another model now than before the previous barrier.
             patience_seconds: Time limit of the wait, in seconds.
 
         Raises:
@@ -222,11 +234,12 @@ class Control:
             by_script: True if only a script can evaluate, not the evaluator process.
 
         Returns:
-            The evaluation; its field `nobody` gives the reason if the model was not evaluated.
-            None if this script must evaluate the model and pass the result to `answer`.
+            The model's evaluation; its field `nobody` gives the reason if the model was not
+            evaluated. None if this script must evaluate the model and pass the result to `answer`.
 
         Raises:
-            RunHalted, Unreachable, RequestRejected, InterruptedError: `barrier` lists the causes.
+            RunHalted, Unreachable, RequestRejected, InterruptedError: The wait ended for one of the
+                causes that the method `barrier` lists.
         """
         place = (fit, epoch)
         with self._changed:
@@ -246,14 +259,15 @@ class Control:
         """Report an evaluation that shard 0 requested from this script.
 
         Args:
-            evaluated: This script's evaluation, at the requested fit and epoch.
+            evaluated: This script's evaluation of the model, at the requested fit and epoch.
 
         Returns:
             The evaluation that all scripts receive: this script's, or another script's if shard 0
             has requested the evaluation from that script in the meantime.
 
         Raises:
-            RunHalted, Unreachable, RequestRejected, InterruptedError: `barrier` lists the causes.
+            RunHalted, Unreachable, RequestRejected, InterruptedError: The wait ended for one of the
+                causes that the method `barrier` lists.
         """
         place = (evaluated.fit, evaluated.epoch)
         with self._changed:
@@ -277,10 +291,12 @@ class Control:
             meeting: Metric states or stop request of this script.
 
         Returns:
-            The shard's answer: the states of all scripts, or the last epoch of the fit.
+            Shard 0's answer: the metric states of all scripts, or the number of the fit's last
+            epoch.
 
         Raises:
-            RunHalted, Unreachable, RequestRejected, InterruptedError: `barrier` lists the causes.
+            RunHalted, Unreachable, RequestRejected, InterruptedError: The wait ended for one of the
+                causes that the method `barrier` lists.
         """
         stage, place = meeting.after_callbacks, (meeting.fit, meeting.epoch)
 
@@ -304,7 +320,7 @@ class Control:
             self._send(pb.ToServer(barrier=pb.Barrier(name=name)))
 
     def stop_fit(self, fit: int, epochs: int) -> None:
-        """End a fit early in all scripts; later calls for that fit do nothing (any thread).
+        """End a fit early in all scripts (any thread); a second call for the same fit does nothing.
 
         Args:
             fit: Number of the current fit.
@@ -323,7 +339,7 @@ class Control:
             self._send(pb.ToServer(evaluated=evaluated))
 
     def finish(self, failed: bool = False, message: str = "", wait_seconds: float = 10.0) -> bool:
-        """Report that this script has ended, and close the stream.
+        """Report to shard 0 that this script has ended, and close the control stream.
 
         Args:
             failed: True if the script raised an error. The run then ends for all scripts.
@@ -331,8 +347,8 @@ class Control:
             wait_seconds: Time limit for shard 0's confirmation, in seconds.
 
         Returns:
-            True if shard 0 confirmed the report; False if shard 0 is unreachable or the run has
-            already ended.
+            True if shard 0 confirmed the report of the script's end; False if shard 0 is
+            unreachable or the run has already ended.
         """
         finished = pb.Finished(failed=failed, message=message[:_LONGEST_MESSAGE])
         deadline = time.monotonic() + wait_seconds
@@ -348,20 +364,21 @@ class Control:
         return self._is_confirmed
 
     def interrupt(self) -> None:
-        """Make a waiting call raise InterruptedError (any thread)."""
+        """Make a call that waits for shard 0 raise InterruptedError (any thread)."""
         with self._changed:
             self._is_interrupted = True
             self._changed.notify_all()
 
     def resume(self) -> None:
-        """Allow calls to wait again after `interrupt`."""
+        """Allow calls to wait for shard 0 again, after `interrupt` has forbidden waits."""
         with self._changed:
             self._is_interrupted = self._closing.is_set()
 
     def close(self) -> None:
-        """Close the stream.
+        """Close the script's control stream to shard 0.
 
-        If this script has not called `finish`, the other scripts wait for it until its lease ends.
+        If this script has not called `finish`, the other workers' scripts wait for this script
+        until its lease ends.
         """
         self._closing.set()
         self.interrupt()
@@ -394,7 +411,7 @@ class Control:
             self._send(message)
 
     def _send(self, message: pb.ToServer) -> None:
-        """Send on the open stream; without a stream, `_report_again` sends after reconnecting."""
+        """Send a message on the open stream; without a stream, `_report_again` sends it later."""
         if self._session is not None:
             self._session.send_control(message)
 
@@ -417,7 +434,7 @@ class Control:
             self._fail(error)
 
     def _listen(self, session: ClientSession, welcome: pb.Welcome) -> None:
-        """Receive until the stream or the run ends."""
+        """Receive shard 0's messages until the stream or the run ends."""
         self._report_again(session)
         beat, beat_at = beat_seconds(welcome.lease_seconds), time.monotonic()
         while not self._closing.is_set() and self._error is None:
@@ -431,10 +448,10 @@ class Control:
         session.close()
 
     def _report_again(self, session: ClientSession) -> None:
-        """Repeat this script's state on a new stream.
+        """Report this script's barriers, evaluations and end again on a new stream to shard 0.
 
-        A restarted shard 0 has lost the state, and messages queued on a lost stream may never have
-        arrived.
+        A restarted shard 0 has lost these reports, and messages queued on a lost stream may never
+        have arrived.
         """
         with self._changed:
             passed = list(self._passed)[-_MOST_PASSED:]
@@ -497,7 +514,7 @@ class Control:
                 self._changed.notify_all()
 
     def _fail(self, error: Exception) -> None:
-        """Store the first fatal error and wake the waiting calls."""
+        """Store the control stream's first fatal error and wake the calls that wait for shard 0."""
         with self._changed:
             if self._error is not None or self._closing.is_set():
                 return

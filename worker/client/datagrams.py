@@ -1,4 +1,4 @@
-"""Send a worker's datagrams to the shards, and count blocks and bytes by channel.
+"""Send a worker's datagrams to the shards; count blocks and bytes per datagram channel.
 
 `DatagramChannel` sends the datagrams for one shard, over UDP or in the stream. `WorkerTransport`
 holds the emulated uplink, the pacing and the class of service that all streams and datagrams of one
@@ -28,12 +28,13 @@ from thinwire.proto.emulation.uplink import EmulatedUplink
 from thinwire.proto.moved import present_address
 from thinwire.proto.udp import ChannelCounts, DatagramSender, UdpSettings
 
-#: Makes the UDP sender for a shard, given the host, the ports and the key of the session.
+#: Function that makes the UDP sender for a shard, given the shard's host, its ports and the
+#: session's key.
 Connect = Callable[[str, Sequence[int], bytes], DatagramSender]
 
 
 class DatagramChannel:
-    """One worker's datagrams to one shard.
+    """Sender of one worker's datagrams to one shard.
 
     Datagrams take one of three paths. Over UDP, datagrams can be lost or late. In the stream behind
     each push, datagrams cannot be lost but can be late. After too many losses over UDP, the channel
@@ -42,9 +43,10 @@ class DatagramChannel:
     Args:
         worker: Id of the worker.
         channels: Number of datagram channels.
-        transport: Datagram sizes, and the choice between UDP and the stream.
-        marks_slots: True if the message of each slot announces the datagrams of that slot.
-        connect: Makes a sender of datagrams over UDP.
+        transport: Settings: datagram sizes, and the choice between UDP and the gRPC stream.
+        marks_slots: True if the message of each slot (one variable's blocks) announces the
+            datagrams of that slot.
+        connect: Function that makes a sender of datagrams over UDP.
     """
 
     def __init__(
@@ -61,15 +63,17 @@ class DatagramChannel:
         self._session: DatagramSession | None = None
         self._sender: DatagramSender | None = None
         self._sealer: Packetizer | None = None
-        self._sealed: tuple[int, SealedStep] | None = None  # (step, its datagrams)
-        self._lock = threading.RLock()  # guards the counts, which another thread reads
+        # (step, datagrams of that step's push); None before the first push
+        self._sealed: tuple[int, SealedStep] | None = None
+        # Guards the datagram counts, which the heartbeat thread reads
+        self._lock = threading.RLock()
         self._counts_before = [ChannelCounts() for _ in range(channels)]
         self._poor_steps = 0
         self.fell_back = False
         self.address = ""
 
     def open(self, address: str, welcome: pb.Welcome) -> None:
-        """Start the datagram session of a Welcome, unless that session is already open."""
+        """Start the datagram session that a shard's Welcome names, unless the session is open."""
         offered = welcome.datagrams
         if self._session is not None and self._session.id == offered.session:
             return
@@ -88,9 +92,9 @@ class DatagramChannel:
         self._sealed = None
 
     def seal(self, step: int, routed: Routed) -> SealedStep:
-        """Return the datagrams of one exchange.
+        """Return the datagrams of one exchange with the shard.
 
-        A retry of the step in the same session returns the same datagrams.
+        A second call for the same step, in the same datagram session, returns the same datagrams.
         """
         if self._sealer is None:
             raise ValueError("datagrams to seal before the shard's Welcome has opened a session")
@@ -101,7 +105,7 @@ class DatagramChannel:
         return self._sealed[1]
 
     def before(self) -> Iterable[pb.ToServer]:
-        """Return the messages that the stream carries ahead of the push."""
+        """Return the datagrams, as messages, that the stream carries ahead of the push."""
         failure = self._sender.failure if self._sender is not None else None
         if failure is not None:
             self._fall_back("datagrams to %s cannot be sent: %r", self.address, failure)
@@ -127,10 +131,11 @@ class DatagramChannel:
 
     def _count(self, batch: SealedBatch) -> None:
         counts = self._counts_before[batch.channel - 1]
-        counts.datagrams += batch.count  # the stream counts their bytes
+        # Counts datagrams only: the stream counts the datagrams' bytes
+        counts.datagrams += batch.count
 
     def record(self, reception: pb.DatagramOutcome) -> list[LostEntries]:
-        """Record which datagrams of an exchange arrived; return the entries known to be lost."""
+        """Record which datagrams of an exchange reached the shard; return the lost entries."""
         self._check_losses(reception)
         if self._sealed is None or not reception.bitmap:
             return []
@@ -154,7 +159,7 @@ class DatagramChannel:
         )
 
     def _fall_back(self, why: str, *details: object) -> None:
-        """Send all further datagrams in the stream; log the reason once."""
+        """Send all later datagrams in the stream instead of over UDP; log the reason once."""
         if not self.fell_back:
             consequence = "sending all further datagrams in the stream, without losses"
             logging.warning(f"{why}; {consequence}", *details)
@@ -162,7 +167,7 @@ class DatagramChannel:
         self._end_sender()
 
     def counts(self) -> tuple[ChannelCounts, ...]:
-        """Return the counts of each channel, starting with channel 1."""
+        """Return the datagram counts of each channel, starting with channel 1."""
         with self._lock:
             current = self._sender.counts() if self._sender is not None else ()
             return tuple(
@@ -174,18 +179,19 @@ class DatagramChannel:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes on the wire over UDP, with IP and UDP headers; bytes in the stream are excluded."""
+        """Bytes sent over UDP, with IP and UDP headers; bytes sent in the stream are excluded."""
         return sum(counts.bytes_on_wire for counts in self.counts())
 
     def close(self) -> None:
-        """Drop the queued datagrams and end the session."""
+        """Drop the queued datagrams and end the datagram session with the shard."""
         self._end_sender()
         self._session = None
 
     def _end_sender(self) -> None:
         if self._sender is None:
             return
-        # Close before reading the counts: datagrams sent during the close still count.
+        # Close before reading the counts: datagrams that the sender sends while it closes must
+        # still be counted.
         self._sender.close()
         with self._lock:
             self._counts_before, self._sender = list(self.counts()), None
@@ -207,11 +213,12 @@ def _sum(one: ChannelCounts, other: ChannelCounts) -> ChannelCounts:
 
 
 class WorkerTransport:
-    """Emulated uplink, pacing and class of service, shared by all streams of one worker.
+    """Emulated uplink, pacing and class of service, shared by one worker's streams.
 
     Attributes:
-        sender: Paces the streams on the emulated link; None if no link is emulated.
-        dscp: Class of service of the streams' packets; None is the system's default.
+        sender: Sender that paces the worker's streams on the emulated link; None if no link is
+            emulated.
+        dscp: Class of service of the streams' packets; None for the operating system's default.
 
     Args:
         link: The worker's emulated link.
@@ -231,16 +238,16 @@ class WorkerTransport:
         if link.active and (router.channels or link.background_mbps):
             self._uplink = EmulatedUplink(link, seed, self.dscp)
             self.sender = self._uplink.sender
-        elif link.active:  # one class of service only, so packets keep their order
+        elif link.active:  # streams alone have one class of service: packets keep their order
             self.sender = EmulatedSender(LinkModel(link, seed))
         self._bucket = udp.pacing(transport.dgt_pace_mbps)
 
     def open_channel(self, worker: int) -> DatagramChannel | None:
-        """Return a channel to one shard; None if the method sends no datagrams."""
+        """Return a new datagram channel to one shard; None if the method sends no datagrams."""
         return open_channel(worker, self._router, self._transport, self._connect)
 
     def close(self) -> None:
-        """Close the emulated uplink."""
+        """Close the worker's emulated uplink."""
         if self._uplink is not None:
             self._uplink.close()
 
@@ -253,7 +260,7 @@ class WorkerTransport:
         return udp.connect(host, ports, sending, self._bucket, over)
 
 
-#: Fields of ChannelCounts: datagrams that were not sent, by reason.
+#: Fields of ChannelCounts that count datagrams that were not sent, one field per reason.
 _UNSENT = ("outdated", "refused", "too_large")
 
 
@@ -262,9 +269,9 @@ class DatagramTotals:
 
     Args:
         worker: Id of the worker.
-        to_shards: The channel to each shard.
+        to_shards: Datagram channel to each shard, in order of the shards' numbers.
         num_channels: Number of datagram channels, one per class of service.
-        bytes_up: Returns the total of bytes sent, in streams and datagrams.
+        bytes_up: Function that returns the number of bytes sent so far, in streams and datagrams.
         logs: True to log a line for each exchange.
     """
 
@@ -278,7 +285,8 @@ class DatagramTotals:
     ) -> None:
         self._worker, self._to_shards, self._num_channels = worker, to_shards, num_channels
         self._bytes_up, self._logs = bytes_up, logs
-        self._parted = SentCounts(blocks=[0] * (num_channels + 1))  # only the router's counts
+        # Counts of the router's divisions, without sent bytes
+        self._parted = SentCounts(blocks=[0] * (num_channels + 1))
         self._logged = SentCounts()
 
     def record(self, routed: Sequence[Routed]) -> None:
@@ -295,7 +303,8 @@ class DatagramTotals:
         self._parted = self._parted.plus(
             SentCounts(
                 pushes=1,
-                sum_k=routed[0].k,  # k is equal for all shards
+                # The fraction k of reliable blocks is equal for all shards.
+                sum_k=routed[0].k,
                 blocks=blocks.tolist(),
                 skipped=sum(part.num_skipped for part in routed),
                 dropped=sum(part.num_dropped for part in routed),
@@ -304,7 +313,7 @@ class DatagramTotals:
         )
 
     def counts(self) -> SentCounts:
-        """Return the totals since this process started (any thread)."""
+        """Return the counts over all shards since this process started (any thread)."""
         parted, datagrams, num_bytes = self._parted, [0], [0]
         by_shard = [channel.counts() for channel in self._to_shards]
         by_channel = list(zip(*by_shard, strict=True))
@@ -331,7 +340,7 @@ class DatagramTotals:
         )
 
     def log(self, step: int) -> None:
-        """Log the counts since the previous line, if logging is on."""
+        """Log the counts since the previous log line, if `logs` is True."""
         if not self._logs:
             return
         counts = self.counts()
@@ -357,7 +366,7 @@ def totals_of(
     bytes_up: Callable[[], int],
     logs: bool,
 ) -> DatagramTotals | None:
-    """Return the totals over the channels to all shards; None if the method has no channels."""
+    """Return the counter for all shards' channels; None if the method has no channels."""
     channels = [channel for channel in to_shards if channel is not None]
     return DatagramTotals(worker, channels, num_channels, bytes_up, logs) if num_channels else None
 

@@ -29,7 +29,7 @@ from thinwire.worker.core.messages import PushRequest, ShardReply
 
 
 class Exchange:
-    """A worker's connections to all shards, used as one: join, push, pull, leave."""
+    """A worker's connections to all shards; one call joins, pushes to or leaves all shards."""
 
     def __init__(
         self,
@@ -49,18 +49,18 @@ class Exchange:
             id_worker: Id of this worker.
             spec: Specification of the shared model.
             layouts: Layout of every shard.
-            link: The worker's emulated link.
-            closing: Set when the worker must stop.
+            link: The worker's emulated network link.
+            closing: Event that is set when the worker must stop.
             aux_size: Number of auxiliary values that shard 0 averages in addition to the weights.
-            offering: Model that the worker offers to shards without a model; None if the shards
-                have a model.
+            offering: Offer (model description and weights) that the worker sends to shards without
+                a model; None if the shards have a model.
         """
         seed = run.seed * 1000 + id_worker
         transport = WorkerTransport(link, seed, run.transport, run.method.router)
         self._transport, self.sender = transport, transport.sender
         self.nb_workers, self.iter_max = run.nb_workers, run.iter_max
         self.layouts, self.credentials = layouts, run.credentials
-        self._sent_step = 0  # step of the newest push
+        self._sent_step = 0  # step of this worker's newest push; 0 before the first push
         self._sizes = [[piece.size for piece in layout.slices] for layout in layouts]
         self._aux_sizes = [aux_size, *[0] * (len(layouts) - 1)]
         self.channels = [transport.open_channel(id_worker) for _ in layouts]
@@ -105,8 +105,8 @@ class Exchange:
         """Service the streams that have no open request (heartbeat thread).
 
         Shard 0 may have expelled this worker because another shard received nothing from it. The
-        worker then rejoins shard 0 only once every other shard is reachable. Otherwise all workers
-        would again wait for this worker at the unreachable shard.
+        worker then rejoins shard 0 only once every other shard is reachable. If it rejoined
+        earlier, all workers would again wait for this worker at the unreachable shard.
         """
         first, *following = self.shards
         for shard in following:
@@ -124,7 +124,7 @@ class Exchange:
         return [self._reply_of(number) for number in range(len(self.shards))]
 
     def send(self, request: PushRequest) -> None:
-        """Push to every shard; `replies` must settle the push before the next push."""
+        """Push an update to every shard; the caller must call `replies` before the next push."""
         if self._totals is not None:
             self._totals.record(request.routed)
         for shard in self.shards:
@@ -132,14 +132,15 @@ class Exchange:
         self._sent_step = request.step
 
     def replies(self) -> list[ShardReply | None]:
-        """Wait for every shard's reply to the push.
+        """Wait for every shard's reply to the push that `send` has sent.
 
         Returns:
-            One reply per shard. None if the shard rejected the push as not finite. If the shard
-            rejected the push for its size, the reply holds the shard's model.
+            One reply per shard: None from a shard that rejected the push as not finite. If a shard
+            rejected the push as too large, its reply holds the shard's model.
 
         Raises:
-            ConfigurationError: A shard rejected the push as malformed, or its reply is malformed.
+            ConfigurationError: A shard rejected the push as malformed, or the shard's reply is
+                malformed.
         """
         replies = [self._settle(number) for number in range(len(self.shards))]
         if self._totals is not None:
@@ -147,7 +148,7 @@ class Exchange:
         return replies
 
     def close(self, cause: str) -> None:
-        """Leave every shard."""
+        """Leave every shard and report `cause` to each shard as the reason."""
         for shard in self.shards:
             shard.send(pb.ToServer(leave=pb.Leave(cause=cause)))
         for shard in self.shards:
@@ -155,7 +156,7 @@ class Exchange:
         self._transport.close()
 
     def save(self) -> State:
-        """Return the state for the worker's checkpoint."""
+        """Return the state of the exchanges for the worker's checkpoint."""
         return {}
 
     def restore(self, state: State) -> None:
@@ -163,27 +164,27 @@ class Exchange:
 
     @property
     def bytes_up(self) -> int:
-        """Number of training bytes sent to all shards."""
+        """Total number of training bytes that this worker has sent to all shards."""
         return sum(shard.bytes_sent for shard in self.shards)
 
     @property
     def datagrams(self) -> SentCounts | None:
-        """Counts by channel since this process started; None if the method has no channels."""
+        """Datagram counts by channel since this process started; None without datagram channels."""
         return self._totals.counts() if self._totals is not None else None
 
     @property
     def refused_peers(self) -> dict[str, int]:
-        """Number of other workers' streams that were refused or closed, by reason."""
+        """Reason -> number of other workers' streams that this worker refused or closed."""
         return {}
 
     @property
     def bytes_down(self) -> int:
-        """Number of bytes received from all shards."""
+        """Total number of bytes that this worker has received from all shards."""
         return sum(shard.bytes_received for shard in self.shards)
 
     @property
     def send_seconds(self) -> float:
-        """Total seconds from each push to its last byte sent, for the slowest shard."""
+        """Total sending time of all pushes, in seconds, at the shard with the largest total."""
         return max(shard.send_seconds for shard in self.shards)
 
     def _note_welcome(self, welcome: pb.Welcome) -> None:
@@ -192,18 +193,19 @@ class Exchange:
             shard.hello.epoch = welcome.epoch
 
     def _finish_nowhere(self) -> None:
-        """Abandon the open push at all shards if one shard has already settled its part."""
-        # An expelled worker's push cannot join the round that the settled shard has finished. Sent
-        # again, the push would count in a later round at the remaining shards.
+        """Abandon the unanswered push at all shards if one shard has already answered its part."""
+        # An expelled worker's push cannot join the round that the answering shard has finished. If
+        # the worker sent the push again, the push would count in a later round at the shards that
+        # have not answered.
         if any(not shard.protocol.is_requesting for shard in self.shards):
             for shard in self.shards:
                 shard.abandon_push()
 
     def _look_after(self, shards: Sequence[ShardClient]) -> None:
-        """Service the open requests to `shards` while the worker waits for another shard.
+        """Service the unanswered requests to `shards` while the worker waits for another shard.
 
-        A shard may settle its part while shard 0 has expelled this worker. Shard 0 has finished
-        that round without this worker, so the push is abandoned.
+        A shard may answer its part of a push while shard 0 has expelled this worker. Shard 0 has
+        then finished the round without this worker, so the worker abandons the push.
         """
         for shard in shards:
             shard.poll()
@@ -215,10 +217,11 @@ class Exchange:
             shard.ensure_connected()
 
     def _reply_of(self, number: int) -> ShardReply:
-        """Return the reply to a pull, which a shard cannot reject as not finite.
+        """Return a shard's reply to a pull. A shard cannot reject a pull as not finite.
 
         Raises:
-            ConfigurationError: The shard rejected the pull, or its reply does not fit.
+            ConfigurationError: The shard rejected the pull, or the shard's reply does not fit the
+                model.
         """
         reply = self._settle(number)
         if reply is None:
@@ -227,7 +230,8 @@ class Exchange:
 
     def _settle(self, number: int) -> ShardReply | None:
         """Wait for a shard's reply; return None if the shard rejected the push as not finite."""
-        # `replies` settles the shards in order, so only the shards behind `number` are open.
+        # `replies` waits for the shards in order of number, so only shards above `number` may still
+        # have an unanswered request.
         shard, open_shards = self.shards[number], self.shards[number + 1 :]
         try:
             replied, payload = shard.wait_for_reply(
@@ -287,7 +291,7 @@ class Exchange:
         )
 
     def _lost(self, number: int, reply: pb.Reply) -> list[LostEntries] | None:
-        """Return the entries of a push in datagrams known to be lost; None for a pull."""
+        """Return the entries of a push whose datagrams were lost; None if `reply` is for a pull."""
         channel = self.channels[number]
         if channel is None or not reply.step:
             return None
@@ -320,7 +324,7 @@ def _hello(
 
 
 class Heartbeat:
-    """Renews the leases and sends reports, from a background thread."""
+    """Background thread that renews a worker's leases and reports metrics to shard 0."""
 
     def __init__(
         self,
@@ -334,8 +338,9 @@ class Heartbeat:
         Args:
             exchange: Exchange of the worker, with the streams to the shards.
             lease_seconds: Duration of a lease, in seconds.
-            report: Returns the worker's metrics as a JSON document.
-            rounds: Returns the documents of the rounds measured since the previous call.
+            report: Function that returns the worker's metrics as a JSON document.
+            rounds: Function that returns the JSON documents of the rounds measured since its
+                previous call.
         """
         self._exchange, self._report, self._rounds = exchange, report, rounds
         self._interval_seconds = min(1.0, lease_seconds / 3)
@@ -344,7 +349,7 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Send a last report and end the thread."""
+        """Send a last report to shard 0 and end the heartbeat thread."""
         self._stop.set()
         self._thread.join()
         self._beat()
@@ -356,7 +361,7 @@ class Heartbeat:
     def _beat(self) -> None:
         first, *following = self._exchange.shards
         first.send(pb.ToServer(report=pb.Report(document=self._report())))
-        if first.connected:  # else `_rounds` keeps the documents
+        if first.connected:  # without a connection, `_rounds` keeps the documents
             for document in self._rounds():
                 first.send(pb.ToServer(report=pb.Report(rounds=document)))
         for shard in following:

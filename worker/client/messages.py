@@ -1,7 +1,8 @@
 """Encode one worker's pushes to one shard as messages for the stream.
 
-A push is one message. If each slot announces its own datagrams, a push is one message per slot and
-a last message without blocks. Datagrams in the stream precede or follow the messages of the push.
+A push is usually one message. If each slot (one variable) announces its own datagrams, a push is
+one message per slot and a last message without blocks. Datagrams that the stream carries precede or
+follow the messages of the push.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from thinwire.proto.framing import BytesLike
 from thinwire.worker.client.datagrams import DatagramChannel
 from thinwire.worker.core.messages import PushRequest
 
-#: A message and the buffers that make up its payload, in order.
+#: A message to a shard, and the buffers that make up the message's payload, in order.
 EncodedMessage = tuple[pb.ToServer, Sequence[BytesLike]]
 
 _KINDS = {
@@ -37,14 +38,15 @@ def push_messages(
     sealed: SealedStep | None = None,
     each_slot: bool = False,
 ) -> list[EncodedMessage]:
-    """Return the messages of a push, in order.
+    """Return the messages that make up one push to a shard, in order of sending.
 
     Args:
-        outgoing: The exchange.
+        outgoing: The worker's pushes to all shards in one exchange.
         shard: Number of the shard whose part of the exchange is encoded.
         incarnation: Incarnation of the worker.
         epoch: Newest membership epoch that the worker knows.
-        chooser: Chooses the coding of positions; one per worker and shard.
+        chooser: Object that chooses the coding of entries' positions; one object per worker and
+            shard.
         sealed: Datagrams of the push; None if the method sends no datagrams.
         each_slot: True to send one message per slot, which announces the datagrams of that slot;
             False to announce all datagrams in one message.
@@ -86,14 +88,16 @@ def push_messages(
 
 
 class PushEncoder:
-    """Encodes one worker's pushes to one shard.
+    """Encoder of one worker's pushes to one shard as messages and datagrams.
 
     Attributes:
-        channel: Sends the datagrams of the pushes; None if the method sends no datagrams.
+        channel: Channel that sends the datagrams of the pushes; None if the method sends no
+            datagrams.
 
     Args:
         shard: Number of the shard whose part of each push is encoded.
-        channel: Sends the datagrams of the pushes; None if the method sends no datagrams.
+        channel: Channel that sends the datagrams of the pushes; None if the method sends no
+            datagrams.
     """
 
     def __init__(self, shard: int, channel: DatagramChannel | None) -> None:
@@ -103,8 +107,8 @@ class PushEncoder:
     def encode(self, request: PushRequest, incarnation: int, epoch: int) -> list[EncodedMessage]:
         """Return the messages of a push, with the datagrams that precede it in the stream.
 
-        The caller must not change the payloads' buffers until the push is settled: a lost stream
-        makes the client send the same buffers again.
+        The caller must not change the payloads' buffers before the shard has answered the push:
+        after a lost stream, the client sends the same buffers again.
         """
         channel, sealed, each_slot = self.channel, None, False
         if channel is not None:
@@ -117,7 +121,7 @@ class PushEncoder:
         return [*((message, ()) for message in ahead), *messages]
 
     def finish(self) -> list[EncodedMessage]:
-        """Send the datagrams of the last encoded push; return those that follow in the stream."""
+        """Send the last push's datagrams over UDP, or return them as messages for the stream."""
         return [(message, ()) for message in self.channel.after()] if self.channel else []
 
     def restart(self) -> None:

@@ -1,4 +1,4 @@
-"""A worker's offer to a shard without a model: a JSON document and the shard's values."""
+"""A worker's offer to a shard without a model: a JSON description and the weights."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Offering:
-    """A worker's model, to be offered to shards that have no model.
+    """A worker's model, which the worker sends to shards that have no model yet.
 
     Attributes:
-        offer: Description of the model. `make` fills in the digest of the weights.
-        weights: Returns the current weights: [num_parameters] float32.
-        statistics: Returns the moving statistics that shard 0 averages: [m] float32.
-        slots: Returns the slots of each optimizer, over the optimizer's variables. Empty if no
-            optimizer has taken a step before the run.
-        phase: Number of the script's phase, from 0.
+        offer: Description of the model. The method `make` adds the digest of the weights.
+        weights: Function that returns the worker's current weights: [num_parameters] float32.
+        statistics: Function that returns the moving statistics that shard 0 averages over the
+            workers: [m] float32.
+        slots: Function that returns the slots (state arrays) of each optimizer, for the variables
+            that it steps. Empty if no optimizer has taken a step before the run.
+        phase: Number of the script's phase (the time in which it trains one model), from 0.
         run_id: Id of the run that this worker has joined before; empty accepts any run.
-        program: Script, local modules and compile settings of this worker, as rows of its Hello.
+        program: Script, local modules and compile settings of this worker, as rows of the worker's
+            Hello message.
     """
 
     offer: Offer

@@ -1,4 +1,4 @@
-"""The worker's side of a pacer that queries the state server before each further local step.
+"""The worker's side of a pacer that queries the state server before each local step.
 
 `PacingState` builds the queries and decides from the answers. `PacingClient` waits for the answers
 in the training thread; `thinwire.simulator.client.SimulatedPacingClient` waits on a virtual clock.
@@ -12,14 +12,14 @@ from thinwire.ops.pacing import Pacer
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.worker.client.shard_client import ShardClient
 
-#: Wait for the answer to a query, as a fraction of a local step, if the pacer can continue without
-#: an answer. A short wait lets the slowest worker receive "push" before it starts another step,
-#: which would delay all workers.
+#: Longest wait for the state server's answer, as a fraction of a local step's duration, if the
+#: pacer can continue without an answer. A short wait lets the slowest worker receive the answer
+#: "push" before that worker starts one more step. The additional step would delay all workers.
 PATIENCE = 0.05
 
 
 class PacingState:
-    """Decides whether to push, from the state server's answers and from the previous round."""
+    """Decides when a worker pushes, from the state server's answers and the last round."""
 
     def __init__(self) -> None:
         self._query_seconds = 0.0
@@ -33,13 +33,13 @@ class PacingState:
         step_seconds: float,
         age_seconds: float = 0.0,
     ) -> pb.Query:
-        """Return a query to the state server.
+        """Return a query by which the state server decides whether this worker must push now.
 
         Args:
             incarnation: Incarnation of the worker.
-            step: Step of the exchange that ends this round.
-            local_steps: Local steps done in this round. 0 reports the start of the round, and the
-                state server does not answer.
+            step: Number of the exchange that ends this round.
+            local_steps: Number of local steps done in this round. A query with 0 reports the start
+                of the round, and the state server does not answer it.
             step_seconds: Duration of the last local step, in seconds.
             age_seconds: Time since the last local step ended, in seconds.
         """
@@ -55,16 +55,16 @@ class PacingState:
     def decide(
         self, local_steps: int, answer: pb.Answer | None, seconds: float, is_away: bool = False
     ) -> bool:
-        """Return whether to push now.
+        """Return True if the worker must push now.
 
         While the state server is unreachable, the worker takes as many local steps as in its last
         round and then pushes. The push waits until the shard is reachable again.
 
         Args:
-            local_steps: Local steps done in this round.
+            local_steps: Number of local steps done in this round.
             answer: Answer to the newest query or to an earlier query of this round; None if no
                 answer arrived.
-            seconds: Time from the query to its answer, in seconds.
+            seconds: Time from the newest query to its answer, in seconds.
             is_away: True if the state server is unreachable.
         """
         if answer is None:
@@ -79,7 +79,7 @@ class PacingState:
 
 
 class PacingClient:
-    """Queries shard 0 whether to push; without queries in the pacer, `ready` is always False."""
+    """Queries shard 0 whether to push; if the pacer makes no queries, `ready` returns False."""
 
     def __init__(self, pacer: Pacer, first_shard: ShardClient) -> None:
         self._queries, self._blocks = pacer.queries, pacer.waits_for_answer
@@ -93,13 +93,13 @@ class PacingClient:
             self._shard.notify(self._state.query(incarnation, step, 0, step_seconds))
 
     def ready(self, step: int, local_steps: int, step_seconds: float, finished_at: float) -> bool:
-        """Return whether to push now.
+        """Return True if the worker must push now.
 
         Args:
-            step: Step of the exchange that ends this round.
-            local_steps: Local steps done in this round; with 0 there is nothing to push.
+            step: Number of the exchange that ends this round.
+            local_steps: Number of local steps done in this round; with 0 there is nothing to push.
             step_seconds: Duration of the last local step, in seconds.
-            finished_at: End of the last local step, by time.monotonic().
+            finished_at: Time at which the last local step ended, by time.monotonic(), in seconds.
         """
         if not self._queries or local_steps == 0:
             return False

@@ -1,6 +1,6 @@
-"""State machine of the protocol between one worker and one shard, without sockets or clocks.
+"""State machine of the protocol between a worker and a shard, without sockets or clocks.
 
-`ShardProtocol` decides which requests are sent, repeated or given up. A driver connects the
+`ShardProtocol` decides which requests a worker sends, repeats or gives up. A driver connects the
 protocol to a network: `thinwire.worker.client.shard_client` uses threads and a socket,
 `thinwire.simulator.client` a virtual clock. The driver reports received messages (`receive`), lost
 streams (`lost`) and elapsed time (`tick`). The driver then performs the returned actions in order.
@@ -24,7 +24,7 @@ from thinwire.worker.core.messages import PushRequest
 
 
 class State(enum.Enum):
-    """State of the protocol with one shard."""
+    """State of a worker's protocol with one shard."""
 
     CLOSED = "there is no stream; the next Hello needs a new stream"
     JOINING = "the Hello is sent, its answer has not arrived"
@@ -36,7 +36,7 @@ class State(enum.Enum):
 
 
 class Trigger(enum.Enum):
-    """Event that can change the state."""
+    """Event that can change the state of a worker's protocol with one shard."""
 
     JOIN = "the driver opens a stream and sends a Hello"
     WELCOME = "the shard accepts the Hello"
@@ -56,7 +56,8 @@ _ON_A_STREAM = _ALWAYS | {
 }
 
 #: State -> trigger -> next state. A trigger that a state does not list is invalid in that state. An
-#: invalid trigger by the driver raises ValueError; an invalid message from the shard is ignored.
+#: invalid trigger from the driver (the code that owns the socket) raises ValueError; an invalid
+#: message from the shard is ignored.
 TRANSITIONS: dict[State, dict[Trigger, State]] = {
     State.CLOSED: _ALWAYS | {Trigger.JOIN: State.JOINING, Trigger.LOST: State.CLOSED},
     State.JOINING: _ON_A_STREAM | {Trigger.WELCOME: State.READY, Trigger.SETTLED: State.JOINING},
@@ -76,7 +77,7 @@ TRANSITIONS: dict[State, dict[Trigger, State]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-    """Action: send a request on the open stream."""
+    """Action for the driver: send a request to the shard on the open stream."""
 
     request: pb.Pull | pb.Query | PushRequest
     incarnation: int  # incarnation of this worker
@@ -85,46 +86,46 @@ class Send:
 
 @dataclasses.dataclass(frozen=True)
 class Replied:
-    """Action: deliver the result of the open pull or push, which is now settled."""
+    """Action for the driver: deliver the result of the pull or push that was open until now."""
 
-    reply: pb.Reply | None  # None: the shard rejected the push as not finite
-    is_outlier: bool = False  # True: push rejected for its size; `reply` is the model without it
+    reply: pb.Reply | None  # reply of the shard; None: the shard rejected the push as not finite
+    is_outlier: bool = False  # True: push rejected as too large; `reply` holds the model without it
 
 
 @dataclasses.dataclass(frozen=True)
 class Answered:
-    """Action: deliver the answer to the open query, which is now settled."""
+    """Action for the driver: deliver the state server's answer to the open query."""
 
-    answer: pb.Answer | None  # None: the state server is unreachable
+    answer: pb.Answer | None  # answer of the state server; None: the state server is unreachable
 
 
 @dataclasses.dataclass(frozen=True)
 class Rejoin:
-    """Action: drop the stream, and send a Hello on a new stream."""
+    """Action for the driver: drop the stream, and send a Hello on a new stream."""
 
-    after: Trigger  # LOST, EXPEL or QUARANTINE
+    after: Trigger  # trigger of the rejoining: LOST, EXPEL or QUARANTINE
 
 
 @dataclasses.dataclass(frozen=True)
 class WaitUntil:
-    """Action: call `tick` at a given time."""
+    """Action for the driver: call the protocol's `tick` at a given time."""
 
-    when: float  # in seconds, by the driver's clock
+    when: float  # time of the call, in seconds by the driver's clock
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """Action: stop, because the run is over or the shard has rejected a request for good."""
+    """Action for the driver: stop. The run is over, or the shard has rejected a request."""
 
     cause: str  # stop reason of the run, or text of the refusal
-    refusal: pb.Refusal | None = None  # None: the run has ended
+    refusal: pb.Refusal | None = None  # refusal by the shard; None: the run has ended
 
 
 Action = Send | Replied | Answered | Rejoin | WaitUntil | Ended
 
-#: The worker repeats a Hello that was rejected for one of these reasons.
+#: Reasons for which a shard rejects a Hello only for a time: the worker then sends the Hello again.
 _TRANSIENT = (pb.REASON_STARTING, pb.REASON_FULL, pb.REASON_QUARANTINED)
-_RETRY_SECONDS = 1.0  # delay if the refusal of a Hello names no time
+_RETRY_SECONDS = 1.0  # delay before the next Hello if the shard's refusal names no delay
 
 
 class NewestEpoch:
@@ -134,15 +135,15 @@ class NewestEpoch:
         self.number = 0
 
     def record(self, epoch: int) -> None:
-        """Store an epoch that a shard has sent, if the epoch is newer than the stored one."""
+        """Store a membership epoch from a shard if it is newer than the stored epoch."""
         self.number = max(self.number, epoch)
 
 
 class ShardProtocol:
-    """State machine of the protocol between one worker and one shard.
+    """State machine of the messages between one worker and one shard.
 
     Attributes:
-        state: State of the protocol.
+        state: Present state of the protocol with the shard.
         incarnation: Incarnation of this worker; 0 before the first Welcome.
         has_joined: True if the shard has sent a Welcome to this incarnation.
         is_expelled: True if the shard has ended this worker's membership since the last Welcome.
@@ -163,15 +164,17 @@ class ShardProtocol:
         self.halt_cause = ""
         self.step = 0
         self._request: pb.Pull | PushRequest | None = None
-        self._is_outlier = False  # the shard rejected the newest push for its size
-        self._query: pb.Query | None = None  # open query, which waits for its answer
-        self._unread: pb.Answer | None = None  # late answer "push" to a canceled query
+        self._is_outlier = False  # True: the shard rejected the newest push as too large
+        # Query that waits for an answer; None: no query is open
+        self._query: pb.Query | None = None
+        # Late answer "push" to a canceled query; None: no late answer
+        self._unread: pb.Answer | None = None
         self._quarantined_until = 0.0
         self._ending = Ended("")
 
     @property
     def is_requesting(self) -> bool:
-        """True if a pull or a push is open, even if the request could not be sent yet."""
+        """True if a pull or push waits for a reply, even if it could not be sent yet."""
         return self._request is not None
 
     # -- calls of the driver ------------------------------------------------------------------
@@ -181,15 +184,15 @@ class ShardProtocol:
         self._move(Trigger.JOIN)
 
     def pull(self, pull: pb.Pull | None = None) -> list[Action]:
-        """Open a request for the shard's part of the model."""
+        """Request the shard's part of the model; the request stays open until the shard replies."""
         return self._open(pull or pb.Pull(), 0)
 
     def push(self, request: PushRequest) -> list[Action]:
-        """Open a request that pushes the shard's part of an exchange."""
+        """Push the shard's part of an exchange; the request stays open until the shard replies."""
         return self._open(request, request.step)
 
     def abandon_push(self) -> list[Action]:
-        """Replace the open push by a pull, because other shards have settled their parts of it."""
+        """Replace the unanswered push by a pull, because other shards have answered their parts."""
         return self._pull_instead() if isinstance(self._request, PushRequest) else []
 
     def query(self, query: pb.Query) -> list[Action]:
@@ -203,11 +206,11 @@ class ShardProtocol:
         return actions
 
     def cancel_query(self) -> None:
-        """Stop waiting for an answer; a late answer "push" counts for a later query of the step."""
+        """Stop waiting for an answer; a late "push" then answers the step's next query."""
         self._query = None
 
     def lost(self) -> list[Action]:
-        """Record that the stream is lost, or could not be opened."""
+        """Record that the stream to the shard is lost, or could not be opened."""
         actions = self._settle_query(None)
         if self.halt_cause:
             return [*actions, *self._end(Ended(self.halt_cause))]
@@ -226,7 +229,7 @@ class ShardProtocol:
     # -- messages of the shard ----------------------------------------------------------------
 
     def receive(self, message: pb.ToClient, now: float) -> list[Action]:
-        """Process a message; a message that is invalid in this state is ignored."""
+        """Process a shard's message; a message that is invalid in the present state is ignored."""
         handler = self._handlers.get(message.WhichOneof("body") or "")
         if handler is None or self.state in (State.CLOSED, State.ENDED):
             return []
@@ -262,14 +265,14 @@ class ShardProtocol:
             self.halt_cause = message.halt.cause
         if self.halt_cause and self.state is State.QUARANTINED:
             return self._end(Ended(self.halt_cause))
-        return []  # the shard still replies to an open request
+        return []  # the stream stays: the shard still replies to an open request
 
     def _on_refusal(self, message: pb.ToClient, now: float) -> list[Action]:
         refusal = message.refusal
         if self.state is State.JOINING and not refusal.step:
             return self._on_refused_hello(refusal, now)
         if self._request is not None and refusal.step not in (self.step, 0):
-            return []  # refusal of an earlier push
+            return []  # the refusal is for an earlier push, not for the open one
         if refusal.reason == pb.REASON_NOT_MEMBER:
             return self._on_expulsion()
         if refusal.reason == pb.REASON_QUARANTINED:
@@ -281,8 +284,8 @@ class ShardProtocol:
     def _on_refused_hello(self, refusal: pb.Refusal, now: float) -> list[Action]:
         if refusal.reason == pb.REASON_NOT_MEMBER:
             return self._on_expulsion()
-        # A retry time may come with any reason. With the reason "id in use", the process that holds
-        # the id may be dead: the id is free again after its lease.
+        # A refusal with any reason may name a retry time. With the reason "id in use", the process
+        # that holds the id may be dead: the id is free again when that process's lease ends.
         if refusal.retry_after_seconds > 0:
             return self._on_quarantine(now + refusal.retry_after_seconds)
         if refusal.reason in _TRANSIENT:
@@ -313,7 +316,8 @@ class ShardProtocol:
             return self._pull_instead()
         if reason == pb.REASON_NON_FINITE:
             return self._settle(Replied(None))
-        if refusal.step != self.step:  # about the stream, which the shard closes, not a request
+        # Refusal of the stream, not of a request: the shard closes the stream
+        if refusal.step != self.step:
             return []
         return self._end(Ended(refusal.message, refusal))
 
@@ -328,7 +332,7 @@ class ShardProtocol:
     # -- helpers ------------------------------------------------------------------------------
 
     def _move(self, trigger: Trigger) -> None:
-        """Change to the next state.
+        """Change to the state to which a trigger leads from the present state.
 
         Raises:
             ValueError: The state does not allow the trigger; the driver has a bug.
@@ -353,7 +357,7 @@ class ShardProtocol:
         return self._send_request()
 
     def _send_request(self) -> list[Action]:
-        """Send the open request if a stream is ready; else the next Welcome triggers the send."""
+        """Send the open request if a stream is ready; without one, the next Welcome sends it."""
         if self._request is None or self.state not in (State.READY, State.REQUESTING):
             return []
         if self.state is State.READY:
@@ -364,7 +368,7 @@ class ShardProtocol:
         return Send(request, self.incarnation, self._epochs.number)
 
     def _pull_instead(self) -> list[Action]:
-        """Replace the open push by a pull, to continue from the shard's model."""
+        """Replace the unanswered push by a pull, to continue from the shard's model."""
         self._request, self.step = pb.Pull(), 0
         return self._send_request()
 
@@ -374,7 +378,7 @@ class ShardProtocol:
         return [replied]
 
     def _settle_query(self, answer: pb.Answer | None) -> list[Action]:
-        """Settle the open query; do nothing without an open query."""
+        """Close the open query with an answer; do nothing if no query is open."""
         if self._query is None:
             return []
         self._query = None

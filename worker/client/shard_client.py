@@ -1,7 +1,7 @@
 """A worker's client of one shard, which drives `ShardProtocol` with threads and a socket.
 
-The training thread opens a request and waits for the reply, through reconnections. While no request
-is open, the heartbeat thread services the stream.
+The training thread opens a request and waits for the reply, reconnecting if the stream is lost.
+While no request is open, the heartbeat thread services the stream.
 """
 
 from __future__ import annotations
@@ -44,14 +44,16 @@ from thinwire.worker.client.protocol import (
 from thinwire.worker.core.messages import PushRequest
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 5.0
-#: How long a query waits for the lock while the heartbeat thread reconnects the stream.
+#: Longest time, in seconds, that a query to the state server waits for the stream's lock while the
+#: heartbeat thread reconnects the stream.
 _QUERY_TURN_SECONDS = 0.05
-#: How long one wait for a shard's reply lasts before the other shards' requests are serviced.
+#: Length, in seconds, of one wait for a shard's reply. The worker services the other shards'
+#: requests between two waits.
 _POLL_SECONDS = 0.1
 
 
 class PushRefused(Exception):
-    """The shard rejected a request for good, for `reason`. The stream stays open."""
+    """Error: the shard rejected a push or pull for good. The stream stays open."""
 
     def __init__(self, refusal: pb.Refusal) -> None:
         super().__init__(refusal.message)
@@ -59,18 +61,18 @@ class PushRefused(Exception):
 
 
 class ShardGone(Exception):
-    """The run has ended, and the shard has closed the stream."""
+    """Error: the run has ended, and the shard has closed its stream to this worker."""
 
 
 class ShardClient:
     """A worker's connection to one shard, with automatic reconnection.
 
     Attributes:
-        protocol: Decides which requests are sent, repeated or given up.
-        welcome: Welcome of the newest stream.
-        before_rejoining: Called before an expelled worker sends another Hello.
-        on_expelled: Called when the shard reports that the worker is expelled.
-        on_welcome: Called with the Welcome of each stream.
+        protocol: State machine that decides which requests are sent, repeated or given up.
+        welcome: Welcome message that the shard sent on the newest stream.
+        before_rejoining: Function that is called before an expelled worker sends a new Hello.
+        on_expelled: Function that is called when the shard reports that this worker is expelled.
+        on_welcome: Function that is called with the shard's Welcome on each new stream.
 
     Args:
         address: ``host:port`` of the shard.
@@ -79,12 +81,13 @@ class ShardClient:
         link: The worker's emulated uplink; None if no link is emulated.
         reconnect_timeout_seconds: Seconds without an answer after which the client raises
             Unreachable.
-        closing: Set when the worker must stop.
+        closing: Event that is set when the worker must stop.
         encoder: Encoder of pushes to this shard.
         epochs: Newest membership epoch, shared by all clients of the worker.
-        dscp: Class of service of the stream's packets; None is the system's default.
+        dscp: Class of service of the stream's packets; None for the operating system's default.
         credentials: Credentials of this worker.
-        make_offer: Makes this worker's offer for a shard without a model; None to offer nothing.
+        make_offer: Function that makes this worker's offer (model description and weights) for a
+            shard without a model; None to offer nothing.
         leader: Address of shard 0, which knows the new addresses of moved shards; empty if unknown.
     """
 
@@ -117,13 +120,14 @@ class ShardClient:
         self._bytes_before = self._received_before = 0
         self._send_seconds_before = 0.0
         self._turn = threading.Lock()  # held by the thread that may replace the stream
-        self._in_use = False  # True while the training thread has a request or query open
-        self._abandons = False  # True: the training thread must abandon the push
+        self._in_use = False  # True while the training thread waits for a reply or an answer
+        self._abandons = False  # True: the training thread must replace the open push by a pull
         self._replied: Replied | None = None
-        self._payload = memoryview(b"")  # payload of the newest message
+        self._payload = memoryview(b"")  # payload of the shard's newest message
         self._answered: Answered | None = None
         self._ended: Ended | None = None
-        self._lost_by: StreamLost | None = None  # cause, which the next reconnection logs
+        # Cause of the stream's loss, for the log; None: not lost
+        self._lost_by: StreamLost | None = None
         self._pauses = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         self._try_again_at = 0.0
         self.before_rejoining: Callable[[], None] = lambda: None
@@ -134,7 +138,7 @@ class ShardClient:
 
     @property
     def bytes_sent(self) -> int:
-        """Number of training bytes sent to this shard, over all streams and datagrams."""
+        """Number of training bytes sent to this shard, in streams and datagrams so far."""
         session, channel = self._session, self._encoder.channel
         open_bytes = session.stream.bytes_sent if session else 0
         datagram_bytes = channel.bytes_sent if channel is not None else 0
@@ -148,14 +152,14 @@ class ShardClient:
 
     @property
     def send_seconds(self) -> float:
-        """Total seconds from each request to its last byte sent, over all streams."""
+        """Total time from each request to its last byte sent, in seconds, over all streams."""
         session = self._session
         open_seconds = session.stream.send_seconds if session else 0.0
         return self._send_seconds_before + open_seconds
 
     @property
     def connected(self) -> bool:
-        """True if the stream is open, as far as this client knows."""
+        """True if the stream to the shard is open, as far as this client knows."""
         return self._session is not None
 
     @property
@@ -178,11 +182,11 @@ class ShardClient:
     # -- requests (training thread) -----------------------------------------------------------
 
     def pull(self, pull: pb.Pull | None = None) -> None:
-        """Open a request for the shard's part of the model."""
+        """Request the shard's part of the model; `wait_for_reply` returns the reply."""
         self._open(lambda: self.protocol.pull(pull))
 
     def push(self, request: PushRequest) -> None:
-        """Push the shard's part; the caller must not change it until the push is settled."""
+        """Push the shard's part; its buffers must not change before the shard has replied."""
         self._open(lambda: self.protocol.push(request))
 
     def _open(self, request: Callable[[], list[Action]]) -> None:
@@ -193,13 +197,14 @@ class ShardClient:
     def wait_for_reply(
         self, meanwhile: Callable[[], None] | None = None
     ) -> tuple[Replied, memoryview]:
-        """Wait until the open request is settled, through reconnections.
+        """Wait for the reply to the open request; reconnect if the stream is lost.
 
         Args:
-            meanwhile: Called about every 0.1 s during the wait, to service other shards' requests.
+            meanwhile: Function that is called about every 0.1 s during the wait, to service other
+                shards' requests.
 
         Returns:
-            The result of the request, and the reply's payload.
+            The result of the push or pull, and the payload of the shard's reply.
 
         Raises:
             PushRefused: The shard rejected the request for good.
@@ -222,7 +227,8 @@ class ShardClient:
         workers may wait for that push at this shard while this worker waits for another shard.
 
         Raises:
-            PushRefused, Unreachable, RequestRejected, ShardGone: `wait_for_reply` lists the causes.
+            PushRefused, Unreachable, RequestRejected, ShardGone: The request failed for one of the
+                causes that `wait_for_reply` lists.
         """
         if self._replied is not None or not self._in_use:
             return
@@ -242,7 +248,7 @@ class ShardClient:
         self._raise_if_ended()
 
     def abandon_push(self) -> None:
-        """Mark an open push for replacement by a pull in the training thread (any thread)."""
+        """Make the training thread replace the unanswered push by a pull (any thread)."""
         self._abandons = self.protocol.is_requesting and self.protocol.step > 0
 
     def _abandon(self) -> None:
@@ -272,7 +278,7 @@ class ShardClient:
         """
         if not self._turn.acquire(
             timeout=_QUERY_TURN_SECONDS
-        ):  # the heartbeat thread is reconnecting
+        ):  # the heartbeat thread holds the lock while it reconnects
             return None
         self._in_use, self._answered = True, None
         try:
@@ -287,7 +293,7 @@ class ShardClient:
             self._in_use = False
 
     def _wait_for_answer(self, patience_seconds: float | None) -> None:
-        """Receive messages until the query is settled or the time limit has passed."""
+        """Receive messages until the query is answered or the time limit has passed."""
         waited_from = time.monotonic()
         while self._answered is None and (session := self._session) is not None:
             try:
@@ -329,7 +335,7 @@ class ShardClient:
                 case Ended():
                     self._ended = action
                 case Rejoin(after=Trigger.LOST):
-                    pass  # `poll` or `attend` opens the next stream
+                    pass  # nothing to do: `poll` or `attend` opens the next stream
                 case Rejoin():
                     self._leave_stream(action.after)
 
@@ -382,7 +388,7 @@ class ShardClient:
         return self._join(lambda: self._dialler.dial(self._patience_seconds))
 
     def ensure_connected(self) -> None:
-        """Reconnect if the shard has sent nothing recently; an open request is sent again.
+        """Reconnect if the shard has sent nothing recently; the open request is then sent again.
 
         Raises:
             Unreachable, RequestRejected: The shard stayed unreachable, or rejected this worker.
@@ -393,7 +399,7 @@ class ShardClient:
 
     def send(self, message: pb.ToServer, counted: bool = False) -> None:
         """Queue a message that needs no answer; drop the message if there is no stream."""
-        session = self._session  # another thread may drop it
+        session = self._session  # local copy, because another thread may drop the session
         if session is not None:
             session.send_control(message, counted)
 
@@ -402,7 +408,7 @@ class ShardClient:
 
         A worker may compute for a long time or wait for another shard. This method then notices
         that the shard has expelled the worker or that the stream is lost, and reconnects before the
-        worker's lease ends, or soon after.
+        worker's lease ends or soon after its end.
 
         Args:
             may_rejoin: Returns True if an expelled worker may send a Hello now.
@@ -413,7 +419,8 @@ class ShardClient:
             if self._in_use or self._closing.is_set() or self.halt_cause:
                 return
             self._receive_unrequested()
-            if self.protocol.halt_cause:  # just received: the shard closes the stream with the run
+            # The run's end has just arrived: the shard closes the stream
+            if self.protocol.halt_cause:
                 return
             lost = self._session is None and time.monotonic() >= self._try_again_at
             if lost and (not self.protocol.is_expelled or may_rejoin()):
@@ -432,7 +439,7 @@ class ShardClient:
         return True
 
     def close(self) -> None:
-        """Close the stream after sending the queued messages."""
+        """Close the stream to the shard after sending the queued messages."""
         if self._session is not None:
             self._session.close()
         if self._encoder.channel is not None:
@@ -451,7 +458,7 @@ class ShardClient:
         )
 
     def _join(self, dial: Callable[[], tuple[ClientSession, pb.Welcome]]) -> pb.Welcome:
-        """Open a stream, and send the open request on it."""
+        """Open a stream to the shard, and send the unanswered request on the stream."""
         self.protocol.join()
         try:
             self._session, self.welcome = dial()
@@ -468,7 +475,7 @@ class ShardClient:
         return self.welcome
 
     def _receive_unrequested(self) -> None:
-        """Process the messages that have arrived; drop the stream if it is lost or silent."""
+        """Process the shard's arrived messages; drop the stream if it is lost or silent."""
         try:
             while self._session is not None and (received := self._session.poll(0.0)) is not None:
                 self._receive(*received)
@@ -482,7 +489,7 @@ class ShardClient:
         self._perform(self.protocol.tick(time.monotonic()))
 
     def _revive(self) -> None:
-        """Try once to reconnect; the next request repeats the attempt and reports a refusal."""
+        """Try once to reconnect; on failure, the next request reconnects and reports a refusal."""
         try:
             self._join(self._dialler.attempt)
         except (Unreachable, StreamLost, RequestRejected):

@@ -13,8 +13,8 @@ from thinwire.proto.grpc import StreamLost
 from thinwire.proto.grpc.session import ClientSession, Dialler, RequestRejected
 from thinwire.runtime.run.settings import Run
 
-#: Bounds of a shard's answer: number of arrays of the model's size (weights included), and bytes
-#: for the document and all smaller arrays.
+#: Bounds of a shard's answer with optimizer states: most arrays of the model's size (weights
+#: included), and most bytes for the JSON document and all smaller arrays.
 _MOST_ARRAYS, _SLACK_BYTES = 9, 1 << 20
 
 
@@ -28,13 +28,13 @@ def fetch_slots(
 ) -> list[list[OptimizerState]]:
     """Return the states of all optimizers from every shard.
 
-    A shard's list ends with one more state, which holds the shard's remaining arrays.
+    The last state in each shard's list holds the shard's arrays that belong to no optimizer.
 
     Args:
         run: The run's settings.
         id_worker: Id of this worker.
         run_id: Id of the run.
-        layouts: Layout of every shard.
+        layouts: Layout (the variables' slices) of every shard.
         num_statistics: Number of averaged statistics, to fetch the statistics and the weights too;
             None to fetch only the optimizers' states.
         role: Role of this process: the script of a worker, or an evaluator.
@@ -46,7 +46,7 @@ def fetch_slots(
     for shard, layout in enumerate(layouts):
         hello = pb.Hello(
             protocol_version=messages.PROTOCOL_VERSION,
-            role=role,  # no incarnation: shard 0 does not wait for this client at barriers
+            role=role,  # no incarnation is set: shard 0 does not wait for this client at barriers
             id=id_worker,
             run_id=run_id,
             shard=shard,

@@ -1,9 +1,10 @@
-"""One worker's computation: gradients to pushes, and replies to weights.
+"""One worker's computation: turn gradients into pushes, and shards' replies into weights.
 
-`WorkerCore` runs the worker's side of the six policies, without IO, threads or clock. `begin`
-starts an exchange and `finish` ends it, so that the exchange loop, the Simulator and the tests can
-do the exchange between the two calls. `UpdatePacker` turns a change of weights into packets: it
-runs the codec, splits the result over the shards, and runs the router.
+`WorkerCore` runs the worker's side of a method's six policies (pacer, codec, router and others),
+without IO, threads or clock. `begin` starts an exchange and `finish` ends it, so that the exchange
+loop, the Simulator and the tests can do the exchange between the two calls. `UpdatePacker` turns a
+change of weights into packets: it runs the codec, splits the result over the shards, and runs the
+router.
 """
 
 from __future__ import annotations
@@ -50,18 +51,19 @@ if TYPE_CHECKING:
     from thinwire.worker.core.mirror import DeviceMirror
 
 
-#: Largest fraction of a tensor's rows that is sent as rows. Above it, the tensor is sent dense.
+#: Largest fraction of a tensor's rows that a push sends as single rows. Above this fraction, a push
+#: sends the whole tensor.
 _MOST_ROWS = 0.75
-#: Changes of weights by a script: largest fraction of changed entries that is sent with positions.
-#: Above it, the tensor's change is sent dense.
+#: Largest fraction of entries changed by a script's code that a push sends with their positions.
+#: Above this fraction, a push sends the tensor's whole change without positions.
 _MOST_POSITIONS = 0.9
 
 
 class UpdatePacker:
-    """Codec and router of one worker, and their state, for instance residuals of unsent entries.
+    """Codec and router of one worker, with their state: residuals (unsent entries) and others.
 
     Attributes:
-        sent: For each shard, the blocks of the last exchange.
+        sent: For each shard, the blocks that the last exchange sent to the shard.
 
     Args:
         spec: The shared model.
@@ -87,14 +89,14 @@ class UpdatePacker:
         self._offsets = spec.offsets
         self._seed, self._number = seed[0], seed[-1]
         self._rng = np.random.default_rng(seed)
-        # Datagrams, and sums among workers, cannot carry positions of rows.
+        # Messages in datagrams, and sums among workers, cannot carry the positions of single rows.
         self._sends_rows = not method.router.channels and method.collective == THROUGH_PS
         self._groups = [tuple(group) for group in groups] or [tuple(range(len(spec.tensors)))]
         self._codec_states = self._initial_states()
         self._router_state = method.router.init(layouts)
-        # The last packet as the codec returned it: its slots are numbers within `_last_group`,
-        # which the codec's `undelivered` expects. `encode` returns a packet with slots of the whole
-        # model.
+        # The last packet as the codec returned it. The packet's slots (variable numbers) count
+        # within the group `_last_group`, as the codec's `undelivered` expects. `encode` returns a
+        # packet with slots that count within the whole model.
         self._last_packet: Packet | None = None
         self._last_group = 0
         self.sent: list[tuple[Block, ...]] = []
@@ -114,17 +116,18 @@ class UpdatePacker:
         Args:
             values: [num_parameters] float32 gradient or change of weights: a numpy array or a
                 `thinwire.ops.kernels.device.DeviceArray`.
-            step: Number of the exchange.
-            learning_rate: Present learning rate.
-            epoch: Examples that the whole run has consumed / examples of the training set.
-            touched: Tensor's number -> ascending rows that may be nonzero. A missing tensor may be
-                nonzero anywhere.
-            group: Number of the optimizer.
-            keep: Fraction of the entries to send; None for the codec's fraction.
+            step: Number of the worker's exchange, from 1.
+            learning_rate: Learning rate of the present step.
+            epoch: Number of examples that all workers have consumed, divided by the size of the
+                training set.
+            touched: Tensor's number -> ascending indices of the rows where the gradient may be
+                nonzero. A tensor without an entry may be nonzero anywhere.
+            group: Number of the script's optimizer that steps the coded tensors, from 0.
+            keep: Fraction of the entries to send; None for the fraction of the codec's settings.
 
         Raises:
-            thinwire.ops.codecs.base.NonFiniteUpdate: `values` hold NaN or infinity. This object is
-                unchanged.
+            thinwire.ops.codecs.base.NonFiniteUpdate: `values` hold NaN or infinity. The packer's
+                state is unchanged.
         """
         numbers = self._groups[group]
         tensors = [values[self._offsets[n] : self._offsets[n + 1]] for n in numbers]
@@ -137,7 +140,7 @@ class UpdatePacker:
             epoch=epoch,
             touched={slot: rows[n] for slot, n in enumerate(numbers) if n in rows},
             leaves_dense=self._method.router.takes_device_arrays,
-            finite=self._kernels.first_not_finite([values]) is None,  # one call for all
+            finite=self._kernels.first_not_finite([values]) is None,  # one call checks all tensors
             keep=keep,
         )
         packet, self._codec_states[group] = self._method.codec.encode(
@@ -152,19 +155,19 @@ class UpdatePacker:
         return Packet(tuple(blocks), packet.kind)
 
     def rest(self, step: int, epoch: float) -> Packet:
-        """Code the codec's whole residual of changes of weights, as the next packet."""
+        """Return the codec's whole residual (all unsent changes of weights) as the next packet."""
         nothing = np.zeros(self._spec.num_parameters, np.float32)
         return self.encode(nothing, step, 1.0, epoch, keep=1.0)
 
     def unsent(self) -> Float32:
-        """Return the residual of error feedback, [num_parameters] float32."""
+        """Return the unsent changes in the error feedback's residual, [num_parameters] float32."""
         residuals: dict[int, Float32] = {}
         for numbers, state in zip(self._groups, self._codec_states, strict=True):
             residuals |= zip(numbers, residuals_of(self._method.codec, state), strict=True)
         return self._kernels.joined([residuals[number] for number in range(len(residuals))])
 
     def _few_rows(self, touched: Mapping[int, Int64]) -> dict[int, TouchedRows]:
-        """Return the touched rows of each tensor that is smaller on the wire as touched rows."""
+        """Return the touched rows of each tensor that takes fewer bytes as rows than whole."""
         few = {}
         for number, rows in touched.items() if self._sends_rows else ():
             size, length = self._spec.tensors[number].size, self._spec.tensors[number].shape[0]
@@ -173,17 +176,17 @@ class UpdatePacker:
         return few
 
     def empty(self) -> Packet:
-        """Return a packet without blocks. `undelivered` then has no packet to take back."""
+        """Return a packet without blocks. `undelivered` then returns no values to residuals."""
         self._last_packet = None
         return Packet((), self._method.kind)
 
     def route(self, packet: Packet, step: int, loss: float | None) -> list[Routed]:
-        """Split a packet over the shards, and each shard's blocks by class of service.
+        """Split a packet over the shards, and divide each shard's blocks by class of service.
 
         Args:
-            packet: Packet of the exchange.
-            step: Number of the exchange.
-            loss: Mean loss of the mini-batches; None if unknown.
+            packet: Packet that the exchange sends to the shards.
+            step: Number of the worker's exchange, from 1.
+            loss: Mean loss of the mini-batches in the packet; None if unknown.
         """
         self.sent = split_packet(packet, self._layouts)
         router = self._method.router
@@ -198,9 +201,9 @@ class UpdatePacker:
         return routed
 
     def divide_change(self, change: Float32 | None) -> list[tuple[Block, ...]]:
-        """Return a script's change of weights [num_parameters] as blocks for each shard.
+        """Return a script's change of weights [num_parameters] as one tuple of blocks per shard.
 
-        The result is empty if `change` is None: the script has changed no weights.
+        The result is empty if `change` is None, because the script has changed no weights.
         """
         if change is None:
             return []
@@ -218,11 +221,11 @@ class UpdatePacker:
         return split_packet(Packet(tuple(blocks), self._method.kind), self._layouts)
 
     def record_loss(self, shard: int, lost: Sequence[LostEntries]) -> None:
-        """Record which entries of the last push to a shard were lost."""
+        """Record which entries of the last push to a shard were lost on the network."""
         self._router_state = self._method.router.undelivered(shard, lost, self._router_state)
 
     def undelivered(self) -> None:
-        """Return the last packet's values to the residuals, because the shards rejected it."""
+        """Return the values of the last packet, which the shards rejected, to the residuals."""
         if self._last_packet is None:
             return
         codec, router, group = self._method.codec, self._method.router, self._last_group
@@ -232,13 +235,13 @@ class UpdatePacker:
             self._router_state = router.undelivered(shard, None, self._router_state)
 
     def forget(self, shards: Iterable[int]) -> None:
-        """Drop all residuals, because shards rejected the last packet as too large."""
+        """Drop all residuals, because shards rejected the last packet's values as too large."""
         self._codec_states = self._initial_states()
         for shard in shards:
             self.record_loss(shard, ())
 
     def save(self) -> State:
-        """Return the state to save for a later process."""
+        """Return the packer's state, which a later process of this worker restores."""
         first, *further = [self._kernels.as_saved(state) for state in self._codec_states]
         return {
             "codec": first,
@@ -248,12 +251,12 @@ class UpdatePacker:
         }
 
     def restore(self, state: State, fits: bool) -> None:
-        """Restore the state from `save`.
+        """Restore a state that `save` returned.
 
         Args:
-            state: Return value of `save`.
-            fits: True if the shards applied exactly the saved pushes. If False, the saved residuals
-                are dropped.
+            state: State that `save` returned, in this or an earlier process.
+            fits: True if the shards applied exactly the pushes up to the saved step. If False, the
+                saved residuals are dropped.
         """
         self._rng.bit_generator.state = json.loads(state["rng"])
         if fits:
@@ -270,23 +273,28 @@ class UpdatePacker:
 
 
 class WorkerCore:
-    """One worker's side of the six policies.
+    """One worker's training engine: the worker's side of the method's six policies.
 
     Attributes:
-        base: [num_parameters] float32 model as received from the shards, on the host.
-        own: Unsent changes of a script that steps itself. None in other runs.
-        round: Local steps since the last exchange.
-        statistics: [m] float32 moving statistics that are averaged over the workers.
-        aux_size: Number of values that shard 0 averages over the workers.
+        base: [num_parameters] float32 weights as received from the shards, in host memory.
+        own: Unsent changes of weights by a script whose own optimizer steps. None in runs where the
+            PS or Thinwire steps.
+        round: Weights and counts of the local steps since the last exchange.
+        statistics: [m] float32 moving statistics (of batch normalization) that shard 0 averages
+            over the workers.
+        aux_size: Number of statistics and optimizer values that shard 0 averages over the workers.
         step: Number of exchanges that this worker has started.
         learning_rate: Scheduled learning rate that shard 0 sent last.
-        loss_scale: Factor of the loss for the next gradient; 0 without loss scaling.
-        samples_of_run: Number of examples that the run has consumed.
-        schedule_counts: Count at which each optimizer's schedule is read.
-        stopped: True if shard 0 has stopped the training.
-        stop_reason: Reason of the stop, for people.
-        versions: Version of each shard's model in `base`.
-        generations: Generation of each shard's model in `base`; -1 before the first reply.
+        loss_scale: Factor by which the loss is multiplied for the next gradient; 0 without loss
+            scaling.
+        samples_of_run: Number of examples that all workers of the run have consumed.
+        schedule_counts: For each optimizer, the step count at which its learning-rate schedule is
+            read.
+        stopped: True if shard 0 has sent that the training is over.
+        stop_reason: Reason why shard 0 stopped the training, for people.
+        versions: For each shard, the version of its weights in `base`.
+        generations: For each shard, the generation (count of the shard's starts from a checkpoint)
+            of its weights in `base`; -1 before the first reply.
     """
 
     def __init__(
@@ -302,7 +310,7 @@ class WorkerCore:
         rate_in_round: RateInRound | None = None,
         keeps_on_device: bool = False,
     ) -> None:
-        """Start with a model of zeros. The first replies set the model.
+        """Create the engine with weights of zero. The shards' first replies set the weights.
 
         Args:
             spec: The shared model.
@@ -310,20 +318,21 @@ class WorkerCore:
             method: The run's method.
             kernels: Kernels of the host or the device.
             seed: The run's seed and this worker's number, to seed the random generator.
-            statistics: [m] float32 moving statistics that are averaged over the workers.
+            statistics: [m] float32 moving statistics (of batch normalization) that shard 0 averages
+                over the workers.
             num_examples: Number of examples of the whole training set, from which codecs compute
-                the epoch. 0 keeps the codecs in the first epoch.
+                the epoch. With 0, codecs always compute as in the first epoch.
             groups: Numbers of the tensors that each optimizer of a script steps. Empty if one
                 optimizer steps all tensors.
-            rate_in_round: Schedule of the learning rate within a round. None to use the rate that
-                the shards sent last.
+            rate_in_round: Schedule of the learning rate for the local steps within a round. None to
+                use the rate that shard 0 sent last.
             keeps_on_device: True to store `weights` on the device, if the kernels are TensorFlow's.
         """
         self._rate_in_round = rate_in_round if method.takes_local_steps else None
         self.spec, self.layouts, self.method, self.kernels = spec, layouts, method, kernels
         self.base = aligned(spec.num_parameters)
-        # `_newest` is the base where steps are computed: its copy on the device, or the base
-        # itself.
+        # `_newest` holds the shards' weights where steps are computed: the copy of `base` on the
+        # device, or `base` itself.
         on_host = method.steps_on_workers or method.collective != THROUGH_PS
         is_there = keeps_on_device and kernels.name == "tf" and not on_host
         self._mirror = self._new_mirror() if is_there else None
@@ -334,11 +343,12 @@ class WorkerCore:
         has_momentum = any(codec.keeps_momentum for codec in wrappers_of(method.codec))
         self.own = OwnChanges(self.base) if steps_itself and not has_momentum else None
         self._runs_ahead = method.overlap and steps_itself and has_momentum
-        # The weights after the local steps, or the base plus the unanswered push of a run that
-        # computes ahead. In other runs the base itself.
+        # `_weights` holds the weights after the local steps, or `base` plus the unanswered push if
+        # the run computes ahead. In runs without local steps that do not compute ahead, it is
+        # `base` itself.
         has_own = method.takes_local_steps or self._runs_ahead
         self._weights = self._new_weights() if has_own else newest
-        # The weights before the first local step.
+        # `_start` holds the weights before the round's first local step.
         self._start = self._new_weights() if method.ahead else newest
         self.loss_scale = 0.0
         self.statistics = np.zeros(0, np.float32) if statistics is None else statistics.copy()
@@ -356,14 +366,15 @@ class WorkerCore:
         self.generations = [-1] * len(layouts)
         self._packer = UpdatePacker(spec, layouts, method, kernels, seed, groups)
         self._slices = [SlicesInModel(spec, layout) for layout in layouts]
-        self._unanswered: set[int] = set()  # shards that have not answered the newest push
+        # Numbers of the shards that have not answered the newest push.
+        self._unanswered: set[int] = set()
 
     @property
     def on_device(self) -> bool:
-        """True if gradients may stay on the device where TensorFlow computes them.
+        """True if gradients may stay in memory of the device where TensorFlow computes them.
 
-        Local steps without a mirror on the device, and steps of a script, change weights on the
-        host.
+        The result is False for local steps without a copy of the weights on the device, and for
+        steps of a script: such steps change weights on the host.
         """
         on_host = self.method.takes_local_steps and self._mirror is None
         return self.kernels.name == "tf" and not (on_host or self.method.steps_on_workers)
@@ -374,16 +385,17 @@ class WorkerCore:
         return DeviceMirror(self.base)
 
     def _new_weights(self) -> Float32:
-        """Return zeros [num_parameters] on the host or device that computes steps."""
+        """Return weights of zero [num_parameters] on the host or device that computes the steps."""
         size = self.spec.num_parameters
         return aligned(size) if self._mirror is None else self.kernels.zeros([size])[0]
 
     @property
     def weights(self) -> Float32:
-        """Weights for the next gradient, [num_parameters] float32; not a copy.
+        """Weights [num_parameters] float32 at which to compute the next gradient; not a copy.
 
         The weights are a `thinwire.ops.kernels.device.DeviceArray` if they are stored on the
-        device. They are on the host if workers sum among themselves, or a script steps itself.
+        device. The weights are on the host if workers sum among themselves, or if a script's own
+        optimizer steps.
         """
         return self._weights if self.own is None else self.own.weights
 
@@ -396,24 +408,26 @@ class WorkerCore:
         computed_at: Sequence[int] | None = None,
         figures: ScriptFigures = NO_FIGURES,
     ) -> PushRequest | None:
-        """Process one mini-batch; return an exchange, or None for a local step.
+        """Process one mini-batch; return the exchange to send, or None if the step was local.
 
         Args:
             values: [num_parameters] float32 mean gradient at `weights`. If the method
                 `steps_on_workers`, the weights after the script's step, which started at `weights`.
                 If `on_device`, `values` may be a `thinwire.ops.kernels.device.DeviceArray`.
             samples: Number of examples in the mini-batch. A local step without examples changes no
-                weights. A round without examples is an exchange without an update.
-            loss: Mean loss of the mini-batch; None if unknown.
-            statistics: [m] moving statistics after the mini-batch; None if they are not averaged.
-            computed_at: Versions of the shards that the gradient was computed at. None for
-                `versions`.
-            figures: Settings of the mini-batch from a script and its optimizer.
+                weights. The exchange of a round without examples has no update.
+            loss: Mean loss over the mini-batch; None if unknown.
+            statistics: [m] moving statistics after the mini-batch; None if shard 0 does not average
+                statistics.
+            computed_at: For each shard, the version of the weights that the gradient was computed
+                at. None if the gradient was computed at the present `versions`.
+            figures: Settings of the mini-batch (learning rate, loss scale) from a script and its
+                optimizer.
 
         Raises:
             thinwire.ops.codecs.base.NonFiniteUpdate: The values, the loss or the statistics hold
-                NaN or infinity. This object is unchanged: `weights` and `statistics` keep their
-                last finite values.
+                NaN or infinity. The engine is unchanged: `weights` and `statistics` keep their last
+                finite values.
         """
         if figures.change is not None and not all_finite(figures.change):
             raise NonFiniteUpdate(
@@ -430,8 +444,9 @@ class WorkerCore:
             self.own.is_ahead = False
         finite = statistics is None or np.isfinite(statistics).all()
         if not (finite and (loss is None or np.isfinite(loss))):
-            # Make the check of `values` fail too. `LocalRound.step` and the codec check `values`
-            # before they change any state, so that an error leaves this object unchanged.
+            # Replace the values by NaN, so that the check of `values` fails too. `LocalRound.step`
+            # and the codec check `values` before they change any state, so that an error leaves the
+            # engine unchanged.
             values = np.full(self.spec.num_parameters, np.nan, np.float32)
         rate = self.step_rate() if figures.learning_rate is None else figures.learning_rate
         if self.method.takes_local_steps:
@@ -447,11 +462,11 @@ class WorkerCore:
 
     @property
     def ends_round(self) -> bool:
-        """True if the next mini-batch is the last of the round by this worker's count."""
+        """True if, by this worker's count, the next mini-batch is the last of its round."""
         return self.method.pacer.push_now(self.round.num_steps + 1)
 
     def step_rate(self) -> float:
-        """Return the scheduled learning rate for the next step."""
+        """Return the scheduled learning rate for this worker's next step."""
         if self._rate_in_round is None:
             return self.learning_rate
         round_ = self.round
@@ -460,10 +475,10 @@ class WorkerCore:
         )
 
     def _run_ahead(self) -> None:
-        """Set the weights to the base plus the newest push, before the shards answer the push.
+        """Set the weights to `base` plus the newest push, before the shards answer the push.
 
-        The shards add the same blocks. Their reply adds the changes of other workers, one step
-        later.
+        The shards add the same blocks to their weights. The shards' replies add the changes of
+        other workers, one step later.
         """
         np.copyto(self.weights, self.base)
         for shard in range(len(self.layouts)):
@@ -493,18 +508,18 @@ class WorkerCore:
         return self._request(self._packer.empty(), computed_at, figures)
 
     def end_round(self) -> PushRequest:
-        """Return an exchange with the change of the local steps so far (at least one step)."""
+        """Return an exchange that pushes the change by this round's local steps (one at least)."""
         if self.round.is_empty:
             return self._request(self._packer.empty())
         return self._request(self._encode(*self._to_send(self.weights, self.learning_rate)))
 
     def begin_empty(self) -> PushRequest:
-        """Return an exchange without an update, for a worker without examples in a round."""
+        """Return an exchange without an update, for a round in which the worker has no examples."""
         self.round.record(0, None)
         return self._request(self._packer.empty())
 
     def end_training(self) -> PushRequest | None:
-        """Return an exchange with all unsent changes, or None if no change is unsent.
+        """Return an exchange with all unsent changes of weights, or None if all are sent.
 
         The exchange exists only for changes of weights without momentum. The sum of these changes
         is the result of the training, so the unsent changes are valid at any later time. With
@@ -553,14 +568,15 @@ class WorkerCore:
         )
 
     def _lags(self, computed_at: Sequence[int] | None) -> Sequence[int]:
-        """Return the number of versions of each shard since `computed_at`."""
+        """Return each shard's number of versions from `computed_at` to the present."""
         if computed_at is None:
             return ()
-        # A restarted shard may continue from a checkpoint with a smaller version: count 0.
+        # A restarted shard may continue from a checkpoint with a smaller version. The lag is then 0
+        # instead of a negative number.
         return [max(0, now - then) for now, then in zip(self.versions, computed_at, strict=True)]
 
     def _checksums(self) -> list[int] | None:
-        """Return checksums of the base for the shards' replicas, or None between the intervals."""
+        """Return the base weights' checksums for the shards, or None if no checksums are due."""
         if not self.method.down_codec.keeps_replicas or self.step % replicas.CHECKSUM_INTERVAL:
             return None
         places = (shard_positions(self.spec, layout) for layout in self.layouts)
@@ -572,7 +588,7 @@ class WorkerCore:
         return np.concatenate([self.statistics, self.round.pack()])
 
     def finish(self, replies: Sequence[ShardReply]) -> Float32:
-        """Apply the replies of all shards, in order; return the weights to train on."""
+        """Apply the replies of all shards, in order of shards; return the weights to train on."""
         for shard, reply in enumerate(replies):
             self.receive(shard, reply)
         if self._runs_ahead:
@@ -585,7 +601,7 @@ class WorkerCore:
         """Apply the replies to a push that may be rejected; return the weights to train on.
 
         Args:
-            replies: Reply of each shard; None if the shard rejected the push as not finite.
+            replies: One reply per shard; None from a shard that rejected the push as not finite.
         """
         for shard, reply in enumerate(replies):
             if reply is not None:
@@ -594,16 +610,18 @@ class WorkerCore:
         return self.restart_from_base()
 
     def receive(self, shard: int, reply: ShardReply) -> None:
-        """Apply one shard's reply to the base model."""
-        # SET_REST: the reply holds only entries that differ from base + own push. So add the push
-        # first, and let the blocks overwrite the result afterwards.
+        """Apply one shard's reply to the base weights."""
+        # A reply with SET_REST holds only entries that differ from the base weights plus this
+        # worker's push. So add the push first, and let the reply's blocks overwrite the result
+        # afterwards.
         if reply.operation is Operation.SET_REST:
             self._add_sent(self.base, shard)
         for relayed in reply.rounds:
             self._repeat(shard, relayed)
         self._change(self.base, shard, reply.blocks, int(reply.operation is Operation.ADD))
-        # The shard has the newest push now, so its blocks are not unsent. `_unanswered` makes this
-        # happen once per push: the reply to a later pull must not subtract the blocks again.
+        # The shard has the newest push now, so the push's blocks are no part of the unsent changes.
+        # `_unanswered` makes the subtraction happen once per push: the reply to a later pull must
+        # not subtract the blocks a second time.
         if self.own is not None and shard in self._unanswered:
             self._add_sent(self.own.unsent, shard, -1)
         self._unanswered.discard(shard)
@@ -620,7 +638,7 @@ class WorkerCore:
                 self._adopt_means(reply.aux)
 
     def _add_sent(self, weights: Float32, shard: int, sign: int = 1) -> None:
-        """Add (1) or subtract (-1) the last push to a shard on a model [num_parameters]."""
+        """Add (sign 1) or subtract (-1) the last push to a shard in weights [num_parameters]."""
         self._change(weights, shard, self._sent_to(shard), sign)
 
     def _sent_to(self, shard: int) -> list[Block]:
@@ -628,9 +646,9 @@ class WorkerCore:
         return [on_host(expanded(block)) for block in self._packer.sent[shard]]
 
     def _repeat(self, shard: int, round_: RepeatedRound) -> None:
-        """Apply a round's updates to the base, as the shard did."""
-        # The base must equal the shard's model bit for bit. Float addition is not associative, so
-        # merge the updates with the shard's functions and in the shard's order.
+        """Apply the updates of all workers in a round to the base weights, as the shard did."""
+        # The base weights must equal the shard's weights bit for bit. Float addition is not
+        # associative, so merge the updates with the shard's functions and in the shard's order.
         layout = self.layouts[shard]
         updates = [
             flatten(self._sent_to(shard) if blocks is None else blocks, layout, KERNELS)
@@ -643,15 +661,16 @@ class WorkerCore:
     def _changing(
         self, weights: Float32, shard: int, blocks: Iterable[Block]
     ) -> Iterator[tuple[Float32, Block]]:
-        """Yield for each block of a shard the view of the model [num_parameters] to change."""
+        """Yield each block of a shard with the view of the weights [num_parameters] to change."""
         for place, block in self._slices[shard].places(blocks):
-            # Record every change of the base: `DeviceMirror.catch_up` copies only recorded entries.
+            # Record every change of the base weights: `DeviceMirror.catch_up` copies only recorded
+            # entries to the device.
             if self._mirror is not None and weights is self.base:
                 self._mirror.note(place.start, block.size, block.indices)
             yield weights[place], block
 
     def _change(self, weights: Float32, shard: int, blocks: Iterable[Block], sign: int) -> None:
-        """Change a model [num_parameters] by a shard's blocks: add (1), subtract (-1), set (0)."""
+        """Add (sign 1), subtract (-1) or set (0) a shard's blocks in weights [num_parameters]."""
         for target, block in self._changing(weights, shard, blocks):
             values = self.kernels.dequantise(block.values)
             change = np.add if sign > 0 else np.subtract
@@ -663,31 +682,33 @@ class WorkerCore:
                 change.at(target, block.indices, values)
 
     def _adopt_means(self, means: Float32) -> None:
-        """Replace the statistics and the optimizer's values by their means over the workers."""
+        """Replace the statistics and the local optimizer's values by means over the workers."""
         num_statistics = len(self.statistics)
         self.statistics[:] = means[:num_statistics]
         if len(means) > num_statistics:
             self.round.unpack(means[num_statistics:])
 
     def restart_from_base(self) -> Float32:
-        """Reset the weights for the next local steps; return the weights.
+        """Reset the weights to the start of the next round's local steps; return the weights.
 
-        The weights start at the shards' model, plus a part of the residual if the method is ahead.
+        The local steps start at the shards' weights. If the method is `ahead`, a part of the
+        residual (unsent changes) is added.
         """
-        # First, because `_newest` is the mirror's array on the device.
+        # Update the device's copy first, because `_newest` is this copy.
         if self._mirror is not None:
             self._mirror.catch_up()
         if self.method.ahead:
             self._start[:] = self._newest
             unsent = self._packer.unsent()
             if self._mirror is None:
-                unsent = np.asarray(unsent)  # the codec may store residuals on the device
+                # Copied to the host: the codec may store residuals on the device.
+                unsent = np.asarray(unsent)
             self._start += unsent * np.float32(self.method.ahead)
         self.round.restart()
         return self.weights
 
     def resume_round(self) -> Float32:
-        """Continue the restored local steps if the shards' versions have not changed since.
+        """Continue the restored local steps if the shards have the same versions as when saved.
 
         Returns:
             Weights to train on, [num_parameters] float32.
@@ -698,10 +719,10 @@ class WorkerCore:
         return self.weights
 
     def handle_refusals(self, replies: Sequence[ShardReply | None]) -> None:
-        """Repair residuals after shards rejected the last push.
+        """Correct the residuals (unsent entries) after shards rejected the last push.
 
         Args:
-            replies: Reply of each shard; None if the shard rejected the push as not finite.
+            replies: One reply per shard; None from a shard that rejected the push as not finite.
         """
         outliers = [shard for shard, reply in enumerate(replies) if reply and reply.refused]
         if outliers:
@@ -712,7 +733,8 @@ class WorkerCore:
     def _forget(self, shards: Iterable[int]) -> None:
         """Drop residuals and velocities after shards rejected the last push as too large.
 
-        The residuals and velocities hold the large values, and would send them again in parts.
+        The residuals and velocities hold the rejected values, and would send these values again in
+        parts.
         """
         self._packer.forget(shards)
         self.round.forget()
@@ -720,12 +742,12 @@ class WorkerCore:
             self.own.forget()
 
     def undelivered(self) -> None:
-        """Return the last push's values to the residuals, because the shards rejected it."""
+        """Return the values of the last push, which the shards rejected, to the residuals."""
         self._packer.undelivered()
         self._unanswered.clear()
 
     def save(self) -> State:
-        """Return the state to save for a later process, with the local steps not yet pushed."""
+        """Return the engine's state, with the local steps that no push has sent yet."""
         return {
             **self.round.save(self.versions, self.statistics),
             "step": self.step,
@@ -734,17 +756,17 @@ class WorkerCore:
         }
 
     def restore(self, state: State, last_applied_step: int) -> bool:
-        """Restore the state from `save`.
+        """Restore a state that `save` returned.
 
         Args:
-            state: Return value of `save`.
-            last_applied_step: Step of this worker's last push that the shards applied.
+            state: State that `save` returned, in this or an earlier process.
+            last_applied_step: Number of this worker's last exchange that the shards applied.
 
         Returns:
-            True if the codec's state was restored.
+            True if the codec's state was restored; False if the saved residuals were dropped.
         """
         # The saved residual belongs to the saved step. If the shards applied a later push, the
-        # residual would send entries a second time. If they did not apply the saved step, the
+        # residual would send entries a second time. If the shards did not apply the saved step, the
         # entries of that step would be missing.
         fits = bool(state["step"] == last_applied_step)
         self._packer.restore(state, fits)
@@ -755,7 +777,7 @@ class WorkerCore:
         return fits
 
     def _unsent(self, own: OwnChanges) -> Float32:
-        """Return the unsent changes [n] of a script after the newest push is applied.
+        """Return a script's unsent changes [n], assuming that shards apply the newest push.
 
         `restore` uses this array only if the shards applied the newest push.
         """
@@ -765,7 +787,7 @@ class WorkerCore:
         return unsent
 
     def _to_send(self, values: Float32, rate: float) -> tuple[Float32, float]:
-        """Return the values to code for an exchange, and the learning rate of the values."""
+        """Return the values that an exchange must code, and the learning rate of the values."""
         if self.method.takes_local_steps:
             return self.weights - self._start, rate
         if self.own is not None:

@@ -1,4 +1,4 @@
-"""A worker's local steps since its last exchange: the local weights, and counts of the steps."""
+"""A worker's local steps since its last exchange: the local weights, and the step counts."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ if TYPE_CHECKING:
 
 
 class LocalRound:
-    """The local optimizer, and the counts of its mini-batches since the last exchange.
+    """A worker's local optimizer, and counts of the mini-batches since the last exchange.
 
     Attributes:
         num_steps: Number of mini-batches in this round.
-        samples: Number of examples in the round's mini-batches.
-        batch_parts: Parts of the script's batches in this round; nb_workers parts are one batch.
-        slots: State of the optimizer; empty if the worker takes no local steps.
+        samples: Number of examples in all mini-batches of this round.
+        batch_parts: Number of parts of the script's batches in this round. One batch has nb_workers
+            parts, one per worker.
+        slots: State arrays of the local optimizer; empty if the worker takes no local steps.
 
     Args:
-        optimizer: Optimizer of the local weights.
+        optimizer: Optimizer that steps the local weights.
         base: [n] float32 model as received from the shards. `base`, `start` and `weights` are
             `thinwire.ops.kernels.device.DeviceArray` if steps are computed on the device.
-        start: [n] float32 weights before the first local step: the base, or the base with a part of
-            the residual.
-        weights: [n] float32 weights after the local steps. The base itself without local steps.
+        start: [n] float32 weights before the first local step: `base`, or `base` plus a part of the
+            residual (unsent changes).
+        weights: [n] float32 weights after the local steps. In a method without local steps, the
+            same array as `base`.
         spec: The shared model.
         kernels: Kernels of the host or the device that holds the gradients.
     """
@@ -61,21 +63,22 @@ class LocalRound:
 
     @property
     def is_empty(self) -> bool:
-        """True if the local steps saw no example, so that there is no change to merge."""
+        """True if the round's local steps had no example, so that no change must be pushed."""
         return self._moves and not self.samples
 
     def step(self, values: Float32, learning_rate: float) -> None:
         """Take a step of the local optimizer on the local weights.
 
         Args:
-            values: [n] float32 gradient. If a script's optimizer steps, the weights after its step.
+            values: [n] float32 gradient. If a script's own optimizer steps, the weights after that
+                optimizer's step.
             learning_rate: Scheduled learning rate.
 
         Raises:
-            NonFiniteUpdate: The values hold NaN or infinity.
+            NonFiniteUpdate: `values` hold NaN or infinity.
         """
-        # Check before the step: the codec checks only the sum of all local steps, when the weights
-        # and the optimizer's slots would hold NaN already and could not be restored.
+        # Check `values` before the step. The codec checks only the sum of all local steps. By then,
+        # the weights and the optimizer's slots would hold NaN and could not be restored.
         if self._kernels.first_not_finite([values]) is not None:
             raise NonFiniteUpdate(
                 "the values of a local step hold NaN or infinity. Lower the learning "
@@ -102,23 +105,23 @@ class LocalRound:
         self._losses = []
 
     def pack(self) -> Float32:
-        """Return the values of the optimizer's state that are averaged over the workers."""
+        """Return the local optimizer's values that shard 0 averages over the workers."""
         return self._optimizer.pack(self.slots)
 
     def unpack(self, means: Float32) -> None:
-        """Replace the optimizer's values that `pack` returned by their averages."""
+        """Replace the local optimizer's values, as from `pack`, by their means over the workers."""
         self.slots = self._optimizer.unpack(means, self.slots)
 
     def forget(self) -> None:
-        """Reset the optimizer's state that gradients have accumulated in."""
+        """Reset the parts of the local optimizer's state in which gradients have accumulated."""
         self.slots = self._optimizer.forget(self._weights, self.slots)
 
     def save(self, versions: Sequence[int], statistics: Float32) -> State:
-        """Return the state to save for a later process, with the local steps not yet pushed.
+        """Return the round's state, with the local steps that no push has sent yet.
 
         Args:
-            versions: Version of each shard's model at the start of the round.
-            statistics: [m] float32 moving statistics after the last step.
+            versions: For each shard, the version of its model at the start of the round.
+            statistics: [m] float32 moving statistics after the last local step.
         """
         slots = self._optimizer.save(self.slots) if self.slots else {}
         if not self.num_steps:
@@ -138,22 +141,22 @@ class LocalRound:
         """Store the state from `save`, for a later call of `resume`.
 
         Args:
-            state: Return value of `save`.
-            fits: True if the shards applied exactly the saved pushes. If False, the saved local
-                steps are dropped.
+            state: State that `save` returned in an earlier process.
+            fits: True if the shards applied exactly the pushes up to the saved step. If False, the
+                saved local steps are dropped.
         """
         self._saved_slots = state["slots"]
         if fits:
             self._saved_round = state["round"]
 
     def resume(self, versions: Sequence[int]) -> Float32 | None:
-        """Continue from the restored state.
+        """Continue the round from the state that `restore` has stored.
 
         The saved local steps count only if they started at the shards' present versions. Otherwise
         the steps would be applied to weights that other workers have changed.
 
         Args:
-            versions: Present version of each shard's model.
+            versions: For each shard, the present version of its model.
 
         Returns:
             [m] float32 moving statistics after the restored steps; None if no steps are restored.

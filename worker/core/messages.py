@@ -1,4 +1,4 @@
-"""Messages of one exchange as plain data: a push to every shard, and a reply from every shard."""
+"""Messages of one exchange as plain data: a push to each shard, and each shard's reply."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ class ScriptFigures:
     """Settings of a mini-batch from a script and its optimizer.
 
     Attributes:
-        learning_rate: Rate that the script has set. None if the run's rate counts.
+        learning_rate: Learning rate that the script has set. None to use the run's scheduled rate.
         loss_scale: Factor of the loss when the gradient was computed; 0 without loss scaling. The
-            gradient itself is unscaled.
+            gradient in the push is unscaled.
         overflow: True if the gradient overflowed at this loss scale. The push then has no blocks.
         optimizer: Number of the script's optimizer that the PS steps.
         repeats_batch: True if an earlier push has counted the examples of this mini-batch.
         batch_parts: Size of the mini-batch in parts of a script's batch. One batch has nb_workers
             parts.
-        touched: Tensor's number -> ascending indices along the first axis where the gradient may
-            be nonzero. A missing tensor may be nonzero anywhere.
-        change: [num_parameters] change of weights by the script itself since the last reply. The
-            PS adds the change before the optimizer steps. None if the script changed no weights.
+        touched: Tensor's number -> ascending indices along the first axis where the gradient may be
+            nonzero. A tensor without an entry may be nonzero anywhere.
+        change: [num_parameters] float32 change that the script's own code has made to weights since
+            the last reply. The PS adds the change before the optimizer steps. None if the script
+            changed no weights.
     """
 
     learning_rate: float | None = None
@@ -49,28 +50,33 @@ NO_FIGURES = ScriptFigures()
 
 @dataclasses.dataclass(frozen=True)
 class ShardReply:
-    """A decoded reply of one shard.
+    """A shard's decoded reply to a worker's push or pull.
 
     Attributes:
-        operation: Effect of the reply on the worker's weights.
-        blocks: Blocks that the operation applies.
+        operation: Operation by which the reply changes the worker's base weights.
+        blocks: Blocks of values that the operation applies to the weights.
         version: Version of the shard's model after the reply.
-        generation: Generation of the shard's model.
-        learning_rate: Scheduled learning rate.
-        samples: Number of examples that the run has consumed.
+        generation: Generation of the shard's model. A restart of the shard from a checkpoint
+            increases it.
+        learning_rate: Scheduled learning rate for the worker's next step.
+        samples: Number of examples that all workers of the run have consumed.
         stop: True if the worker must stop training.
-        stop_reason: Reason of the stop, for people.
-        aux: [m] means over the workers, from shard 0. None if the reply holds no means.
+        stop_reason: Reason why the worker must stop, for people.
+        aux: [m] means of statistics and optimizer values over the workers, from shard 0. None if
+            the reply holds no means.
         lost: Entries of the push that did not reach the shard. None if the shard does not know.
         held_seconds: Time that the synchronization rule delayed the reply, in seconds.
-        staleness: Staleness of the push, in versions.
+        staleness: Number of versions by which the push's base weights were older than the shard's.
         refused: True if the shard rejected the push as too large. The reply holds the model without
             the push.
         loss_scale: Factor of the loss for the next mini-batch; 0 without loss scaling. The worker
             uses the factor of shard 0.
-        step: Step of the answered push. 0 for a pull, also if a pull replaced a push.
-        rounds: Rounds to repeat in order, for the operation RELAY, which has no blocks.
-        schedule_counts: Count at which the schedule of each optimizer is read.
+        step: Number of the exchange whose push the shard answers. 0 for a pull, also if a pull
+            replaced a push.
+        rounds: For the operation RELAY, which has no blocks: rounds whose updates the worker must
+            apply, in order.
+        schedule_counts: For each optimizer, the step count at which its learning-rate schedule is
+            read.
     """
 
     operation: Operation
@@ -98,29 +104,31 @@ class PushRequest:
 
     Attributes:
         step: Number of the exchange, counted from 1.
-        kind: Meaning of the values.
-        shards: Blocks of each shard's push; the slot of a block is the slice's number.
-        base_versions: Version of each shard's model that the worker holds.
-        generations: Generation of each shard's model that the worker holds.
+        kind: Meaning of the pushed values, such as gradient or change of weights.
+        shards: For each shard, the blocks to push; a block's slot is the number of the shard's
+            slice.
+        base_versions: For each shard, the version of the shard's model that the worker holds.
+        generations: For each shard, the generation of the shard's model that the worker holds.
         samples: Number of examples in the push.
         local_steps: Number of local steps in the push. 0 if the push has no update.
-        learning_rate: Learning rate of the step.
+        learning_rate: Learning rate of the step that the values belong to.
         loss: Mean loss over the mini-batches. None if the loss is unknown, as in a script's own
             training loop.
         aux: [m] values that shard 0 averages over the workers. None if no values are averaged.
-        base_checksums: Checksum of each shard's part of the worker's base. None in most pushes:
-            checksums are sent at intervals.
-        routed: For each shard, the update by class of service. Empty if everything is sent on the
-            stream.
-        lags: For each shard, number of versions from the model that the gradient was computed at to
-            the base. Empty means 0 for all shards.
+        base_checksums: For each shard, a checksum of the shard's part of the worker's base weights.
+            None in most pushes: a worker sends checksums at intervals.
+        routed: For each shard, the update divided by class of service. Empty if the stream carries
+            the whole update.
+        lags: For each shard, the number of versions from the model at which the gradient was
+            computed to the worker's base weights. Empty means 0 for all shards.
         loss_scale: Factor of the loss when the gradient was computed; 0 without loss scaling.
         overflow: True if the gradient overflowed at this loss scale. The push then has no blocks.
         sets_rate: True if the script has set `learning_rate`.
         optimizer: Number of the script's optimizer that the PS steps.
-        repeats_batch: True if an earlier push has counted the examples.
+        repeats_batch: True if an earlier push has counted the examples of this push.
         batch_parts: Size of the push in parts of a script's batch. One batch has nb_workers parts.
-        changes: For each shard, the change of weights by the script itself. Empty without changes.
+        changes: For each shard, the blocks of the change that the script's own code has made to
+            weights. Empty without a change.
     """
 
     step: int

@@ -11,18 +11,19 @@ from thinwire.ops.kernels.device import DeviceArray
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
-#: Bytes sent to the device for one entry: with its position, and in a copy of the whole model.
+#: Bytes sent to the device for one changed entry with its position, and for one entry in a copy of
+#: the whole model.
 _APART, _TOGETHER = 12, 4
 
 
 class DeviceMirror:
-    """Copy of a host's model on the device. Only changed entries are copied again.
+    """Copy of the host's model on the device. An update copies only changed entries.
 
     The host's values overwrite the device's values, so host and device hold the same bits after any
     arithmetic on the host.
 
     Attributes:
-        array: [n] float32 copy on the device.
+        array: [n] float32 copy of the model on the device.
 
     Args:
         model: [n] float32 model on the host, all zeros.
@@ -35,11 +36,11 @@ class DeviceMirror:
         self._num_changed = 0
 
     def note(self, start: int, size: int, indices: Int64 | None) -> None:
-        """Record that a part of the host's model changes.
+        """Record that entries of the host's model change, for the next copy to the device.
 
         Args:
-            start: Position of the part's first entry in the model.
-            size: Number of entries of the part.
+            start: Position in the model of the changed part's first entry.
+            size: Number of entries of the changed part.
             indices: [k] int64 positions of the changed entries, relative to `start`. None if all
                 entries of the part change.
         """
@@ -53,7 +54,7 @@ class DeviceMirror:
         return self._num_changed * _APART >= len(self._model) * _TOGETHER
 
     def catch_up(self) -> None:
-        """Copy the changed entries to the device."""
+        """Copy the entries of the host's model that have changed to the device."""
         if self._is_whole:
             self.array[:] = cast("Float32", DeviceArray(self._model))
         elif self._changed:

@@ -1,4 +1,4 @@
-"""The model of a script that steps itself: the shards' model plus the worker's unsent changes."""
+"""Model of a script whose own optimizer steps: the shards' model plus unsent changes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 class OwnChanges:
-    """One worker's changes of the weights that the shards have not received yet.
+    """Changes of weights that one worker has made and the shards have not received yet.
 
-    The script's model must include the unsent changes. Otherwise the script would compute a similar
-    change at every step until the first change is sent, and the sum would be too large. With the
-    unsent changes in its model, a single worker trains exactly as Keras without Thinwire, for any
-    codec. The method is the error reset of Xie et al., "CSER: Communication-efficient SGD with
-    Error Reset", NeurIPS 2020, at every step.
+    The script's model must include the unsent changes. Without them, the script would compute a
+    similar change at every step until the first change is sent, and the sum would be too large.
+    With the unsent changes in its model, a single worker trains exactly as Keras without Thinwire,
+    for any codec. The method is the error reset of Xie et al., "CSER: Communication-efficient SGD
+    with Error Reset", NeurIPS 2020, at every step.
 
     Attributes:
-        unsent: [n] float32 sum of the unsent changes of all steps.
+        unsent: [n] float32 sum of the changes that no push has sent yet, over all steps.
         weights: [n] float32 weights before the next step: `base` + `unsent`.
-        step_taken: [n] float32 weights before the newest step minus the weights after the step. The
-            codec codes this array, which stays constant until the next step.
-        is_ahead: True if the newest step is not coded yet.
+        step_taken: [n] float32 weights before the newest step minus the weights after that step.
+            The codec codes this array. The array stays constant until the next step.
+        is_ahead: True if the codec has not coded the newest step yet.
 
     Args:
         base: [n] float32 model as received from the shards.
@@ -39,15 +39,16 @@ class OwnChanges:
         self.is_ahead = False
 
     def step(self, values: Float32, loss: float | None, statistics: Float32 | None = None) -> None:
-        """Record a step of the script.
+        """Record a step that the script's own optimizer has taken.
 
         Args:
             values: [n] weights after the step, which started at `weights`.
             loss: Loss of the step's mini-batch; None if unknown.
-            statistics: [m] moving statistics after the step; None if they are not averaged.
+            statistics: [m] moving statistics after the step; None if shard 0 does not average
+                statistics.
 
         Raises:
-            NonFiniteUpdate: A value is NaN or infinite. This object is unchanged.
+            NonFiniteUpdate: A value is NaN or infinite. The recorded changes are unchanged.
         """
         finite = loss is None or bool(np.isfinite(loss))
         finite = finite and (statistics is None or all_finite(statistics))
@@ -63,9 +64,9 @@ class OwnChanges:
         self.is_ahead = True
 
     def catch_up(self) -> None:
-        """Update `weights` after a change of the base or of `unsent`."""
+        """Set `weights` to `base` + `unsent` again after a change of `base` or of `unsent`."""
         np.add(self._base, self.unsent, out=self.weights)
 
     def forget(self) -> None:
-        """Drop the unsent changes, as the codec drops its residual."""
+        """Drop the unsent changes. The codec drops its residual at the same time."""
         self.unsent.fill(0.0)
