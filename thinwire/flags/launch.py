@@ -180,8 +180,8 @@ TOPICS = (
                 number(
                     "restart_window_seconds",
                     600.0,
-                    "Time without a death of the node after which the count of its restarts is "
-                    "reset.",
+                    "Time after which a restart no longer counts toward --restart_workers or "
+                    "--restart_ps.",
                     "seconds",
                     low=1.0,
                 ),
