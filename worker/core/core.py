@@ -293,8 +293,8 @@ class WorkerCore:
         stopped: True if shard 0 has sent that the training is over.
         stop_reason: Reason why shard 0 stopped the training, for people.
         versions: For each shard, the version of its weights in `base`.
-        generations: For each shard, the generation (count of the shard's starts from a checkpoint)
-            of its weights in `base`; -1 before the first reply.
+        generations: For each shard, the generation (restart count of the shard) of its weights in
+            `base`; -1 before the first reply.
     """
 
     def __init__(
