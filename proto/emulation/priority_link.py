@@ -206,7 +206,7 @@ class Background:
 def draw_fates(
     random: np.random.Generator, link: Link, count: int, counts: ClassCounts
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Draw which datagrams are lost, duplicated or late.
+    """Draw at random which datagrams of a train are lost, duplicated or late.
 
     Args:
         random: Generator of the random draws.
@@ -267,7 +267,7 @@ class PriorityLink:
 
     Args:
         link: Rate, delay, loss, queue size, background traffic and datagram probabilities.
-        seed: Seed of the random draws.
+        seed: Seed of the link's random draws.
 
     Raises:
         ConfigurationError: The background traffic takes the whole rate of the link.
@@ -318,8 +318,8 @@ class PriorityLink:
         """Put a message of the reliable stream on the link.
 
         Args:
-            now: Current time, in seconds.
-            priority: Class of service, 0 to 7.
+            now: Current time on the caller's clock, in seconds.
+            priority: Class of service, 0 (most urgent) to 7.
             num_bytes: Size of the message with framing, in bytes.
             item: Any object; the message's `PacketArrival` contains it.
         """
@@ -336,10 +336,10 @@ class PriorityLink:
         """Put several datagrams of one size on the link together.
 
         Args:
-            now: Current time, in seconds.
-            priority: Class of service, 0 to 7.
+            now: Current time on the caller's clock, in seconds.
+            priority: Class of service, 0 (most urgent) to 7.
             size: UDP payload of one datagram, in bytes.
-            count: Number of datagrams.
+            count: Number of datagrams to put on the link.
             item: Any object; every `PacketArrival` of these datagrams contains it.
 
         Returns:
@@ -367,10 +367,10 @@ class PriorityLink:
         return fitting
 
     def withdraw(self, now: float, unwanted: Callable[[Any], bool]) -> int:
-        """Withdraw waiting datagrams; return their number.
+        """Remove datagrams that still wait for the link; return the number of removed datagrams.
 
         Args:
-            now: Current time, in seconds.
+            now: Current time on the caller's clock, in seconds.
             unwanted: Called with the item of each waiting train of datagrams; True withdraws it.
         """
         self._come_to(now)

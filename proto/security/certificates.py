@@ -290,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hosts = [host.strip() for host in options.hosts.split(",") if host.strip()]
     if not hosts or options.shards < 1 or options.workers < 1:
         parser.error("--hosts must not be empty, and --shards and --workers must be at least 1")
-    if not 0 < options.days <= _MOST_DAYS:  # false for NaN too
+    if not 0 < options.days <= _MOST_DAYS:  # the comparison is False for NaN, too
         parser.error(f"--days={options.days:g}: expected more than 0 and at most {_MOST_DAYS}")
     try:
         written = make(options.out, holders(hosts, options.shards, options.workers), options.days)

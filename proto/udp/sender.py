@@ -138,13 +138,13 @@ class SendingSocket(Protocol):
     """The methods of a connected, non-blocking `socket.socket` that the sender uses."""
 
     def send(self, data: Any, /) -> int:
-        """Send one datagram."""
+        """Send one datagram to the connected shard."""
 
     def sendmsg(self, buffers: Any, ancillary: Any, /) -> int:
         """Send one buffer with control messages for the kernel."""
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the datagram socket."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,7 @@ class UdpSettings:
     """Settings of the datagrams from one worker to one shard.
 
     Attributes:
-        key: Key that signs the datagrams.
+        key: Secret key that signs the datagrams.
         mtu: Size of the largest datagram, in bytes.
         max_late: Number of steps after which queued datagrams are dropped.
         scheme: Scheme of the class of service, for `thinwire.proto.udp.sockets.tos`.
@@ -182,7 +182,7 @@ class UdpSender:
 
     Args:
         sockets: Socket of each channel, channel 1 first; `close` closes the sockets.
-        sending: Key, sizes and options.
+        sending: Signing key, datagram size and options of the sender.
         bucket: Token bucket that paces bytes, with IP and UDP headers. None: no pacing.
         clock: Returns a monotonic time, in seconds.
         sleep: Sleeps for a number of seconds.

@@ -21,7 +21,7 @@ def check_examples(model: Any, images: Any, labels: NDArray[Any], part: str = "t
     Inputs (outputs) are not checked if the model has several inputs (outputs) or an unknown shape.
 
     Args:
-        model: Keras model.
+        model: Keras model that will be trained or evaluated on the examples.
         images: Examples [N, ...], an array or another object with a shape.
         labels: Labels of the examples, [N, ...].
         part: Name of the part of the data set ("training" or "test"), for the error message.

@@ -55,9 +55,9 @@ def build_network(
     """Build a network by name, with the same initial weights for the same seed.
 
     Args:
-        network: One of ``NETWORKS``.
+        network: Name of a built-in network, one of ``NETWORKS``.
         image_size: Height and width of an image in pixels.
-        image_depth: Channels of an image.
+        image_depth: Number of channels of an image.
         nb_classes: Size of the output: number of classes, of regressed numbers, of labels or of
             words, depending on the task.
         seed: Seed of Python, numpy and Keras (initializers, dropout).

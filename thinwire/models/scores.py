@@ -27,7 +27,7 @@ _TOP = 5
 
 @dataclasses.dataclass(frozen=True)
 class ScoreGroup:
-    """Metrics that are computed from the same sums.
+    """Metrics that are computed from the same sums over a test set's examples.
 
     Attributes:
         sums: Function (labels [B, ...], outputs [B, ...], loss) -> name -> tensor of a batch's

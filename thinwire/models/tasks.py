@@ -30,7 +30,7 @@ class LabelForm:
     """Form of a task's labels, which the loss compares with a model's outputs."""
 
     text: str  # description of the expected labels, for error messages
-    dtype: str  # int32 or float32
+    dtype: str  # dtype of the labels, int32 or float32
     ranks: tuple[int, ...]  # allowed numbers of axes of a label array, with the axis of examples
     number_classes: bool = False  # True: labels [N] are the class numbers of the examples
     as_outputs: bool = False  # True: labels have the same shape as the outputs
@@ -255,10 +255,10 @@ def check_choice(task: str, network: str | None, dataset: str, nb_classes: int) 
     """Reject a built-in network, data set or number of classes that does not fit a task.
 
     Args:
-        task: A key of `TASKS`.
+        task: Name of the task, a key of `TASKS`.
         network: A value of --network; None if the user's own model is trained.
-        dataset: A value of --dataset.
-        nb_classes: A value of --nb_classes.
+        dataset: Built-in data set, a value of --dataset.
+        nb_classes: Number of classes, a value of --nb_classes.
 
     Raises:
         ConfigurationError: A value does not fit the task; the message lists the allowed values.

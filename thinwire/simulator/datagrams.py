@@ -36,14 +36,14 @@ _SHORTEST_WAIT_SECONDS = 5e-5
 
 
 class SimulatedSender:
-    """A `DatagramSender` on the virtual clock.
+    """A sender of datagrams (`DatagramSender`) on the virtual clock.
 
     The class corresponds to a `UdpSender` over an emulated link. It has the same queues per channel
     and the same pacing, but no thread.
 
     Args:
         clock: Virtual clock of the simulation.
-        pipe: The worker's uplink.
+        pipe: Simulated uplink of the worker.
         sending: Settings of the sender: signing key, sizes, DSCP scheme.
         channels: Number of datagram channels.
         deliver: Called with the datagrams that pass the uplink.
@@ -211,7 +211,7 @@ class PortOwner(Protocol):
 
     @property
     def now(self) -> float:
-        """Time of the shard's clock, in seconds."""
+        """Current time of the shard's clock, in seconds."""
 
     def arrive(self, event: Delivery) -> None:
         """Handle a message that has arrived at the shard."""
