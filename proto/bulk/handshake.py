@@ -250,7 +250,7 @@ def connect(
         dscp: Class of service of sent packets, 0..63; None: the system's default.
         seconds: Time limit for name lookup, connecting and the whole handshake, in seconds.
         attempt: Number of the client's earlier connection attempts on this offer.
-        clock: Returns seconds of a monotonic clock.
+        clock: Function that returns seconds of a monotonic clock.
 
     Raises:
         NoBulkConnection: No path leads to the port, or the other end is not the shard.

@@ -120,7 +120,7 @@ class BulkListener:
         address: Address to bind, equal to the address of the shard's gRPC server.
         credentials: Certificate, key and token of the shard.
         dscp: Class of service of sent packets, 0..63; None: the system's default.
-        clock: Returns seconds of a monotonic clock.
+        clock: Function that returns seconds of a monotonic clock.
     """
 
     def __init__(

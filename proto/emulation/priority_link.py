@@ -52,11 +52,11 @@ class ClassCounts:
 
     bytes_on_wire: int = 0  # Bytes sent with headers, retransmissions and lost datagrams.
     datagrams: int = 0  # Datagrams that senders have put on the link.
-    overflowed: int = 0  # Offered datagrams that did not fit into the queue.
-    withdrawn: int = 0  # Offered datagrams that their sender withdrew.
-    lost: int = 0  # Offered datagrams that were lost on the link.
-    reordered: int = 0  # Offered datagrams that arrive after later ones.
-    duplicated: int = 0  # Offered datagrams that arrive twice.
+    overflowed: int = 0  # Datagrams that did not fit into the link's queue.
+    withdrawn: int = 0  # Datagrams that their sender withdrew before they passed the link.
+    lost: int = 0  # Datagrams that were lost on the link.
+    reordered: int = 0  # Datagrams that arrive after datagrams that were sent later.
+    duplicated: int = 0  # Datagrams that arrive twice.
 
 
 @dataclasses.dataclass(slots=True)
@@ -148,7 +148,7 @@ class ClassQueue:
 
 
 class Background:
-    """Traffic of other programs: packets at a constant rate from the first offer on.
+    """Traffic of other programs on a link: packets at a constant rate, from `begin` on.
 
     Attributes:
         next_at: Time of the next burst of background packets, in seconds.
@@ -300,11 +300,11 @@ class PriorityLink:
 
     @property
     def background_bytes(self) -> int:
-        """Number of background bytes that have passed since the first offer."""
+        """Number of bytes of background traffic that have passed the link."""
         return self._background.passed_bytes
 
     def has_space(self, priority: int) -> bool:
-        """Return True if a sender should offer datagrams of a class now, False to wait.
+        """Return True if a sender may put datagrams of a class on the link now, False to wait.
 
         The result is always True with a bounded queue, which drops datagrams without a report to
         the sender.

@@ -49,7 +49,7 @@ class RunningLink:
 
     Args:
         model: Model of the emulated link.
-        clock: Returns seconds of a monotonic clock.
+        clock: Function that returns seconds of a monotonic clock.
     """
 
     def __init__(self, model: PriorityLink, clock: Callable[[], float] = time.monotonic) -> None:
@@ -109,7 +109,7 @@ class RunningLink:
                 self._changed.notify_all()
 
     def has_space(self, priority: int) -> bool:
-        """Return True if a sender should offer datagrams of a class now, False to wait."""
+        """Return True if a sender may put datagrams of a class on the link now, False to wait."""
         with self._changed:
             return self._model.has_space(priority)
 

@@ -36,7 +36,7 @@ def program(start: bytes, offset: int, numbers: Collection[bytes]) -> list[_Inst
     Args:
         start: First 4 bytes of a valid datagram.
         offset: Offset of the number in a datagram, in bytes.
-        numbers: Valid numbers of 8 bytes each.
+        numbers: Valid numbers (session ids) of 8 bytes each.
     """
     instructions = [
         (_LOAD_WORD, 0, 0, _UDP_HEADER_BYTES),

@@ -72,7 +72,7 @@ class Outbox:
         counts: Datagram counters of the channels, channel 1 first.
 
     Args:
-        channels: Number of channels.
+        channels: Number of datagram channels.
         max_late: Number of steps; a batch is dropped when the step of a new batch is more than this
             number later.
     """
@@ -120,7 +120,7 @@ class Outbox:
             queue.appendleft(piece.waiting)
 
     def clear(self) -> None:
-        """Remove all queued batches without counting them."""
+        """Remove all queued batches of datagrams, without a change of the counters."""
         for queue in self._queues:
             queue.clear()
 
@@ -141,7 +141,7 @@ class SendingSocket(Protocol):
         """Send one datagram to the connected shard."""
 
     def sendmsg(self, buffers: Any, ancillary: Any, /) -> int:
-        """Send one buffer with control messages for the kernel."""
+        """Send one buffer of datagrams, with control messages for the kernel."""
 
     def close(self) -> None:
         """Close the datagram socket."""
@@ -184,8 +184,8 @@ class UdpSender:
         sockets: Socket of each channel, channel 1 first; `close` closes the sockets.
         sending: Signing key, datagram size and options of the sender.
         bucket: Token bucket that paces bytes, with IP and UDP headers. None: no pacing.
-        clock: Returns a monotonic time, in seconds.
-        sleep: Sleeps for a number of seconds.
+        clock: Function that returns a monotonic time, in seconds.
+        sleep: Function that sleeps for a number of seconds.
     """
 
     def __init__(

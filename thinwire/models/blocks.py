@@ -104,7 +104,7 @@ def normalise(x: Any, name: str, epsilon: float = EPSILON, affine: bool = True) 
 
 
 def max_pool(x: Any, name: str, padding: int = 0) -> Any:
-    """Apply max pooling of 3 x 3 with stride 2.
+    """Apply max pooling over 3 x 3 positions with stride 2.
 
     The padding consists of zeros, so `x` must not be negative if `padding` is not 0.
     """

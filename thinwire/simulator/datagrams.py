@@ -100,7 +100,7 @@ class SimulatedSender:
             self._pipe.on_space.remove(self._run)
 
     def _run(self) -> None:
-        """Send as many datagrams as pacing and link allow now."""
+        """Send as many queued datagrams as pacing and link allow now."""
         while self._outbox and not self._waits:
             wait = self._bucket.wait_seconds(self._clock.now) if self._bucket else 0.0
             if wait > 0:
@@ -248,7 +248,7 @@ class SimulatedDatagramPort:
         self.begin_life()
 
     def begin_life(self) -> None:
-        """Start a new receiver without sessions, for a new life of the shard."""
+        """Start a new receiver without sessions, after a restart of the shard."""
         shard = self._shard
         self.receiver = DatagramReceiver(
             self._decoder,

@@ -140,7 +140,7 @@ class ClassPipe:
         self._set_alarm()
 
     def has_space(self, priority: int) -> bool:
-        """Return True if a sender should offer datagrams of a class now, False to wait."""
+        """Return True if a sender may put datagrams of a class on the link now, False to wait."""
         return self.model.has_space(priority)
 
     def _arrived(
@@ -278,7 +278,7 @@ class SimulatedConnection:
     # -- opening ----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Reset for a new life of the worker: no stream is open, and no dialing continues."""
+        """Reset for a restarted worker: no stream is open, and no dialing continues."""
         self.stands = self.dials = False
         self._broken_to = self.number
         self._life += 1
@@ -286,7 +286,7 @@ class SimulatedConnection:
     def dial(
         self, hello: Callable[[], None], give_up: Callable[[], None], patience_seconds: float
     ) -> None:
-        """Open a stream; repeat failed attempts with backoff until the patience is over.
+        """Open a stream to the shard; repeat failed attempts with backoff until the time limit.
 
         Args:
             hello: Called when the stream is open, to send a Hello.
