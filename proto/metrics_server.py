@@ -37,7 +37,7 @@ from thinwire.runtime.telemetry.instruments import Instrument, since
 PREFIX = "thinwire_"
 #: Upper bounds of the buckets in a Prometheus histogram of whole numbers.
 BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_MOST_READERS = 8  # Clients served at the same time; a ninth client displaces one of them.
+_MOST_READERS = 8  # Clients served at the same time; one more client displaces one of them.
 _MOST_THREADS = 32  # Threads of all clients, with displaced clients that are about to end.
 _POLL_SECONDS = 0.1  # Seconds between two checks for a stop; `close` waits for one check.
 _REQUEST_SECONDS = 10.0  # Seconds that a whole request may take, with TLS handshake and answer.

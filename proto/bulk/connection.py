@@ -26,7 +26,7 @@ _MOST_PARTS, _LEAST_PART_BYTES = 64, 16 << 10
 
 
 class Wire(Protocol):
-    """Byte stream of a TCP connection. One thread sends, one receives, any may shut it down."""
+    """Byte stream of a TCP connection. One thread sends, one receives; all may call `shutdown`."""
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
         """Send all bytes of `parts` over the connection.

@@ -94,7 +94,7 @@ class _OpenOffer:
     stream: Offeree
     deadline: float
     attempt: int = 0  # Index of the client's next attempt. Numbers of earlier attempts are invalid.
-    connection: _Half | None = None  # The newest attempt's unproven connection; None before it.
+    connection: _Half | None = None  # Connection of the newest attempt; None: no attempt yet.
 
     def numbers(self, until: int = MOST_ATTEMPTS) -> list[bytes]:
         """Return the secret numbers of the attempts from the next one to `until` (exclusive)."""
