@@ -227,7 +227,7 @@ class Worker:
         return request
 
     def _gradient(self, images: Any, labels: Any) -> tuple[Any, float]:
-        """Return gradient and loss; the gradient stays on the device if the codec reads it there."""
+        """Return gradient and loss; the gradient stays on the device if the codec runs there."""
         if self.session.core.on_device:
             return self.step.gradients_on_device(images, labels, self.personal.gradient)
         personal = self.personal.gradient
