@@ -18,33 +18,36 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Smaller buffers come from malloc and are not pooled.
+#: Size of the smallest pooled buffer, in bytes. Smaller buffers come from malloc and are not
+#: pooled.
 LEAST_BYTES = 8 << 20
 _ALIGNMENT_BYTES = 64
-#: Capacities per power of two, so a buffer is at most 1/16 larger than the requested size. Messages
-#: of nearly the same size then share buffers.
+#: Number of buffer capacities per power of two. A buffer is at most 1/16 larger than the requested
+#: size. Messages of nearly the same size then share buffers.
 _STEPS = 16
-#: Most free buffers of one capacity in the pool. Further free buffers are unmapped.
+#: Largest number of free buffers of one capacity in the pool. A free buffer beyond this number is
+#: unmapped.
 _MOST_FREE = 8
 
-#: Bytes of a file's array that `pieces` holds in this process at a time.
+#: Size, in bytes, of the part of a mapped file's array that `pieces` holds in memory at a time.
 PIECE_BYTES = 4 << 20
 
-# Free buffers by capacity. Threads share the dict without a lock: every access is one operation of
-# a dict or list (`setdefault`, `append`, `pop`, `list`), which no other thread can interrupt.
+# Capacity in bytes -> free buffers of the capacity. Threads share the dict without a lock: every
+# access is one operation of a dict or list (`setdefault`, `append`, `pop`, `list`), which no other
+# thread can interrupt.
 _free: dict[int, list[NDArray[Any]]] = {}
 
 
 class _InUse:
-    """Memory in use. The memory returns to the pool when no array or view of it is left."""
+    """Pooled memory in use. It returns to the pool when no array or view of it is left."""
 
     def __init__(self, raw: NDArray[Any]) -> None:
         self._raw = raw
         self.__array_interface__ = raw.__array_interface__
 
-    # Every array or view of the memory refers to this object through its chain of `base`. So this
-    # method runs only when nothing can read or write the memory, and the next owner may overwrite
-    # it.
+    # Every array or view of the memory refers to this object through the array's chain of `base`
+    # attributes. So this method runs only when nothing can read or write the memory, and the next
+    # owner may overwrite it.
     def __del__(self) -> None:
         free = _free.setdefault(len(self._raw), [])
         if len(free) < _MOST_FREE:
@@ -60,9 +63,9 @@ def buffer(num_bytes: int) -> NDArray[Any]:
     try:
         raw = _free[capacity].pop()
     except (KeyError, IndexError):
-        # Free buffers of other capacities may be left over from an earlier model. Unmap them:
-        # nothing else would. `list` takes a snapshot, because another thread may add a capacity
-        # meanwhile.
+        # Free buffers of capacities other than the requested one may be left over from an earlier
+        # model. Unmap these buffers: no other code does. `list` takes a snapshot, because another
+        # thread may add a capacity meanwhile.
         for size in [size for size in list(_free) if size != capacity]:
             _free.pop(size, None)
         pages = mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -84,7 +87,7 @@ def _aligned(num_bytes: int) -> NDArray[Any]:
 
 
 class MappedFile:
-    """Pages of a mapped file that serve as the memory of an array.
+    """Pages of a memory-mapped file that serve as the memory of an array.
 
     The function `put_away` finds this object through the `base` of an array or view.
     """
@@ -95,7 +98,7 @@ class MappedFile:
         self.__array_interface__ = raw.__array_interface__
 
     def put_away(self, part: NDArray[Any]) -> None:
-        """Remove a part's pages from this process' memory; the contents stay in the file."""
+        """Remove the pages of an array's part from memory; the contents stay in the file."""
         # The first page is removed whole, so neighbors of `part` may leave memory too. A later read
         # of the neighbors loads their page from the file again.
         first = (part.ctypes.data - self._start) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -114,7 +117,7 @@ def put_away(values: NDArray[Any] | memoryview) -> None:
 
 
 def is_in_file(values: NDArray[Any]) -> bool:
-    """Return whether the memory of an array is a mapped file."""
+    """Return True if the memory of an array is a mapped file."""
     return _file_of(values) is not None
 
 

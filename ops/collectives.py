@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Entries ``start:stop`` of the buffer.
+#: Range of buffer entries ``start:stop``, as (start, stop).
 Range = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class SendPart:
-    """Step that sends a range of entries to a peer."""
+    """Step of an all-reduce that sends a range of entries to a peer."""
 
     peer: int
     entries: Range
@@ -35,7 +35,7 @@ class SendPart:
 
 @dataclasses.dataclass(frozen=True)
 class ReceivePart:
-    """Step that waits for a peer's entries, and adds or copies them into the buffer."""
+    """Step of an all-reduce that waits for a peer's entries and adds or copies them."""
 
     peer: int
     entries: Range
@@ -74,9 +74,10 @@ def ring(member: int, num_members: int, size: int) -> list[Step]:
 def butterfly(member: int, num_members: int, size: int) -> list[Step]:
     """Return the steps of recursive halving, then doubling.
 
-    For p a power of two, a member takes 2 log2 p steps and sends 2 (p - 1) / p of the buffer. Other
-    p: let q be the largest power of two below p. Each of the last p - q members first sends its
-    whole buffer to a partner among the first q members, and receives the sum at the end.
+    For p a power of two, a member takes 2 log2 p steps and sends 2 (p - 1) / p of the buffer. For p
+    that is no power of two, let q be the largest power of two below p. Each of the last p - q
+    members first sends its whole buffer to a partner among the first q members, and receives the
+    sum at the end.
     """
     block = _largest_power(num_members)
     whole = (0, size)
@@ -104,9 +105,9 @@ def binary_blocks(member: int, num_members: int, size: int) -> list[Step]:
     whole = (0, size)
     held = _held(member - first, length, whole)
     steps = _halve(member - first, length, first, whole)
-    up: list[Step] = []  # exchange with the next larger block
-    down: list[Step] = []  # receive summands from the next smaller block
-    back: list[Step] = []  # return sums to the next smaller block
+    up: list[Step] = []  # steps that exchange entries with the next larger block
+    down: list[Step] = []  # steps that receive summands from the next smaller block
+    back: list[Step] = []  # steps that return sums to the next smaller block
     if block + 1 < len(blocks):
         small_first, small_length = blocks[block + 1]
         small = small_first + (member - first) * small_length // length
@@ -123,10 +124,12 @@ def binary_blocks(member: int, num_members: int, size: int) -> list[Step]:
     return _without_empty([*steps, *down, *up, *back, *doubling])
 
 
-#: The value of --collective with which the parameter server sums; the value has no schedule.
+#: Value of --collective with which the parameter server sums gradients. The value has no all-reduce
+#: algorithm.
 THROUGH_PS = "ps"
 
-#: Every value of --collective with which workers sum -> the schedule.
+#: Value of --collective with which workers sum gradients -> function that returns the algorithm's
+#: steps.
 REGISTRY: dict[str, Algorithm] = {
     "ring": ring,
     "butterfly": butterfly,
@@ -136,12 +139,12 @@ REGISTRY: dict[str, Algorithm] = {
 
 @dataclasses.dataclass(frozen=True)
 class CollectivePart:
-    """Range of entries that one member sends to another.
+    """Range of buffer entries that one member of a sum sends to a second member.
 
     Attributes:
-        peer: Index of the peer among the members.
-        number: Count of earlier parts in the same direction between the two members.
-        entries: Range of the buffer.
+        peer: Index of the sending or receiving peer among the members.
+        number: Number of earlier parts that the sender has sent to the same receiver in this sum.
+        entries: Range of the buffer's entries in the part.
     """
 
     peer: int
@@ -153,7 +156,7 @@ class Reduction:
     """One member's state in one sum: lists the parts to send, and merges the received parts."""
 
     def __init__(self, steps: Sequence[Step], buffer: Float32) -> None:
-        """Start at the first step.
+        """Start the sum at the first of the given steps.
 
         Args:
             steps: Steps that an Algorithm returned for this member and this buffer's size.
@@ -167,7 +170,7 @@ class Reduction:
         self._received: collections.Counter[int] = collections.Counter()
 
     def outgoing(self) -> list[CollectivePart]:
-        """Return the parts to send before the next part can be received."""
+        """Return the parts that this member must send before it receives the next part."""
         parts = []
         while self._steps and isinstance(self._steps[0], SendPart):
             step = self._steps.popleft()
@@ -177,14 +180,14 @@ class Reduction:
 
     @property
     def awaited(self) -> CollectivePart | None:
-        """The part that must be received next, or None if the buffer holds the sum."""
+        """The part that this member must receive next, or None if the buffer holds the sum."""
         if not self._steps:
             return None
         step = self._steps[0]
         return CollectivePart(step.peer, self._received[step.peer], step.entries)
 
     def take(self, values: Float32) -> None:
-        """Merge the awaited part into the buffer.
+        """Merge the received values of the awaited part into the buffer.
 
         Args:
             values: [stop - start] float32 entries of the awaited part.
@@ -238,7 +241,7 @@ def _double(place: int, length: int, first: int, entries: Range) -> list[Step]:
 
 
 def _held(place: int, length: int, entries: Range) -> Range:
-    """Return the range that a member holds after the steps of `_halve`."""
+    """Return the range of entries that a member has summed after the steps of `_halve`."""
     distance = length // 2
     while distance:
         entries, _ = _sides(place, distance, entries)
@@ -247,7 +250,7 @@ def _held(place: int, length: int, entries: Range) -> Range:
 
 
 def _sides(place: int, distance: int, entries: Range) -> tuple[Range, Range]:
-    """Return (the half that the member keeps, the half that its peer keeps)."""
+    """Return (the half of a range that a member keeps, the half that the peer keeps)."""
     start, stop = entries
     middle = (start + stop) // 2
     low, high = (start, middle), (middle, stop)
@@ -271,5 +274,5 @@ def _blocks(num_members: int) -> list[tuple[int, int]]:
 
 
 def _without_empty(steps: Sequence[Step]) -> list[Step]:
-    """Drop steps with an empty range. Sender and receiver see the same range and both drop it."""
+    """Drop steps with an empty range; sender and receiver both drop the same steps."""
     return [step for step in steps if step.entries[0] < step.entries[1]]

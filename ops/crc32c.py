@@ -1,4 +1,4 @@
-"""Checksum of the records in TFRecord files."""
+"""Checksum (masked CRC-32C) of the records in TFRecord files."""
 
 from __future__ import annotations
 

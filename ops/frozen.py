@@ -1,13 +1,13 @@
 """Copy-on-write snapshots of arrays, read piece by piece while the owner changes the arrays.
 
-The owner of an array calls its `Freezer` before each change. The freezer then saves only the
-entries that a reader of a snapshot has not read yet. So a reply or a checkpoint copies nothing
-while the weights do not change.
+The owner of an array calls its `Freezer` before each change. The freezer then saves only the old
+values of entries that a reader of a snapshot has not read yet. So a reply or a checkpoint copies
+nothing while the weights do not change.
 
 One thread owns an array, changes it and freezes it. Other threads may read the snapshots. The
-snapshots need no lock, because of two orders. The owner saves old values before it starts a change.
-A reader copies a piece first, and then looks for saved values of the piece. If the reader finds no
-saved value, the change had not started when the piece was copied.
+snapshots need no lock, because owner and reader each keep an order. The owner saves old values
+before it starts a change. A reader copies a piece first, and then looks for saved values of the
+piece. If the reader finds no saved value, the change had not started when the piece was copied.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
 
 
 class StoredCopy(Protocol):
-    """A copy of an array [n] outside memory, for instance in a file."""
+    """A copy of an array [n] that is stored outside memory, for instance in a file."""
 
     @property
     def nbytes(self) -> int:
-        """Size of all values, in bytes."""
+        """Size of all stored values, in bytes."""
 
     def __getitem__(self, part: slice) -> NDArray[Any]:
-        """Return a copy of the values from `start` to `stop`."""
+        """Return a copy of the stored values from `part.start` to `part.stop`."""
 
 
 #: Function that returns the current content of an array: a copy, or a `FrozenArray`.
 Keep = Callable[["NDArray[Any]"], Any]
 #: Function that copies an array [n] into memory or into a `StoredCopy`.
 Copy = Callable[["NDArray[Any]"], "NDArray[Any] | StoredCopy"]
-#: Function to call before entries of an array change. Arguments: the array, and the ascending
-#: positions of the entries (None: any entry may change).
+#: Function that the owner of an array calls before entries of the array change. Arguments: the
+#: array, and the ascending positions of the entries (None: any entry may change).
 BeforeChange = Callable[["NDArray[Any]", "Int64 | None"], None]
-#: Smaller arrays are copied instead of frozen.
+#: Size of the smallest array that a Freezer freezes, in bytes. Smaller arrays are copied.
 _LEAST_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
-#: Most saved changes of one snapshot. At this number, or at half the bytes of the array, the next
-#: change saves the whole array once, and later changes need not be saved.
+#: Largest number of saved changes of one snapshot. At this number, or at half the bytes of the
+#: array, the next change saves the whole array once, and the freezer need not save later changes.
 _MOST_ASIDES = 256
 
 
 def copied(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy of an array, for a caller without a `Freezer`."""
+    """Return a copy of an array, for a caller that has no `Freezer` for snapshots."""
     return array.copy()
 
 
@@ -67,19 +67,21 @@ class FrozenArray:
         dtype: Data type of the array.
         shape: Shape of the array.
         nbytes: Size of the array, in bytes.
-        first: First entry that `pieces` has not yielded yet. Earlier entries need not be saved.
+        first: Position of the first entry that `pieces` has not yielded yet. The freezer need not
+            save entries before this position.
     """
 
     def __init__(self, array: NDArray[Any], readers: _Readers) -> None:
         """Snapshot a contiguous array. Only `Freezer.freeze` calls this constructor.
 
         Args:
-            array: The array; its owner announces changes to the freezer.
+            array: Array to snapshot; the array's owner announces changes to the freezer.
             readers: The freezer's list of snapshots of the array.
         """
         self.dtype, self.shape, self.nbytes = array.dtype, array.shape, array.nbytes
         self._array, self._readers = array, readers
-        # Saved changes, oldest first: (first entry, positions or None for all from there, values).
+        # Saved changes, oldest first: (first entry, positions, old values). Positions None: the
+        # change saved all entries from the first entry on.
         self._aside: list[tuple[int, Int64 | None, NDArray[Any] | StoredCopy]] = []
         self._aside_bytes = 0
         self.first = 0
@@ -88,7 +90,7 @@ class FrozenArray:
         readers.append(weakref.ref(self))
 
     def __len__(self) -> int:
-        """Return the length of the first axis."""
+        """Return the length of the snapshot's first axis."""
         return int(self.shape[0])
 
     def again(self) -> FrozenArray:
@@ -101,18 +103,19 @@ class FrozenArray:
         return other
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return a copy of the whole array."""
+        """Return a copy of the snapshot's whole content."""
         whole = self._copy(0, self._array.size).reshape(self.shape)
         return whole if dtype is None else whole.astype(dtype)
 
     def pieces(self) -> Iterator[memoryview]:
-        """Yield the bytes in order, once. The saved values are released at the end."""
+        """Yield the snapshot's bytes in order, once; then release the saved values."""
         size = max(1, _PIECE_BYTES // self.dtype.itemsize)
         for start in range(0, self._array.size, size):
             stop = min(start + size, self._array.size)
             piece = self._copy(start, stop)
-            # Only after the copy: the owner saves no entries below `first`. If the owner still sees
-            # the old number, it saves too many entries, which does no harm.
+            # Set `first` only after the copy: the owner saves no entries below `first`. If the
+            # owner still reads the old value of `first`, it saves too many entries, which does no
+            # harm.
             self.first = stop
             yield piece.data.cast("B")
         self._aside.clear()
@@ -120,7 +123,7 @@ class FrozenArray:
     def put_aside(
         self, first: int, indices: Int64 | None, values: NDArray[Any] | StoredCopy
     ) -> None:
-        """Save old values of entries that are about to change.
+        """Save the old values of entries that the owner is about to change.
 
         Args:
             first: First entry that any reader still needs.
@@ -133,16 +136,16 @@ class FrozenArray:
 
     @property
     def has_much_aside(self) -> bool:
-        """True if saving the whole array is cheaper than saving further changes one by one."""
+        """True if saving the whole array is cheaper than saving each later change."""
         return len(self._aside) >= _MOST_ASIDES or self._aside_bytes > self.nbytes // 2
 
     def _copy(self, start: int, stop: int) -> NDArray[Any]:
         # First copy, then look for saved values. In the opposite order the owner could save and
         # change an entry between the two, and the piece would hold the new value.
         piece = self._array.reshape(-1)[start:stop].copy()
-        # `list` takes a snapshot, because the owner's thread may append meanwhile. The oldest
-        # change is written last: it holds the value at the freeze, and later ones hold changed
-        # values.
+        # `list` takes a snapshot, because the owner's thread may append meanwhile. The oldest saved
+        # change is written last: it holds the value at the freeze, and newer saved changes hold
+        # changed values.
         for first, indices, values in reversed(list(self._aside)):
             if indices is None:
                 piece[:] = values[start - first : stop - first]
@@ -156,7 +159,8 @@ class Freezer:
     """The snapshots of one owner's arrays. The owner calls `before_change` before each change.
 
     Attributes:
-        is_on: True if `freeze` returns snapshots for other threads. False if it returns copies.
+        is_on: True if `freeze` returns snapshots that other threads may read. False if `freeze`
+            returns copies.
     """
 
     def __init__(self) -> None:
@@ -164,13 +168,13 @@ class Freezer:
 
         self.is_on = False
         self._copy: Copy = copied
-        # Snapshots by the id of the array. The id cannot pass to another array while a snapshot is
-        # in use, because the snapshot refers to the array. References to dropped snapshots are
-        # dead.
+        # Python id of an array -> snapshots of the array. The id cannot pass to another array while
+        # a snapshot is in use, because the snapshot refers to the array. References to dropped
+        # snapshots are dead.
         self._found: dict[int, _Readers] = {}
 
     def turn_on(self, copy: Copy) -> None:
-        """Return snapshots from now on.
+        """Make `freeze` return snapshots instead of copies.
 
         Args:
             copy: Function that copies an array when all of its values must be saved.
@@ -178,29 +182,30 @@ class Freezer:
         self.is_on, self._copy = True, copy
 
     def freeze(self, array: NDArray[Any]) -> Any:
-        """Return the content of an array: a `FrozenArray` of a large array, else a copy."""
+        """Return an array's content: a `FrozenArray` of a large array, a copy of a small array."""
         if not self.is_on or array.nbytes < _LEAST_BYTES or not array.flags.c_contiguous:
             return array.copy()
         return FrozenArray(array, self._found.setdefault(id(array), []))
 
     def before_change(self, array: NDArray[Any], indices: Int64 | None = None) -> None:
-        """Save the values that readers still need, before the owner changes them.
+        """Save the old values that readers still need, before the owner changes an array.
 
         Args:
-            array: The array that is about to change.
+            array: Array that the owner is about to change.
             indices: [k] int64 ascending positions of the entries; None: any entry may change.
         """
         if not self._found or (references := self._found.get(id(array))) is None:
             return
         readers = [reader for reference in references if (reader := reference()) is not None]
         readers = [reader for reader in readers if reader.first < array.size]
-        # The reader that has read least decides, so that one saved copy serves all readers.
+        # Save the entries from the position of the reader that has read least, so that one saved
+        # copy serves all readers.
         first = min((reader.first for reader in readers), default=array.size)
         if first < array.size:
             flat = array.reshape(-1)
             values: NDArray[Any] | StoredCopy
             if any(reader.has_much_aside for reader in readers):
-                indices = None  # save the whole array
+                indices = None  # None: save the whole array
             if indices is None:
                 values = self._copy(flat[first:])
             else:
@@ -208,7 +213,8 @@ class Freezer:
                 values = flat[indices]
             for reader in readers:
                 reader.put_aside(first, indices, values)
-            # The readers now have all remaining entries, so later changes do not concern them.
+            # The saved copy now holds all entries that the readers have not read, so later changes
+            # do not concern these readers.
             if indices is None:
                 readers = []
         references[:] = [weakref.ref(reader) for reader in readers]

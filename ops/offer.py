@@ -1,8 +1,8 @@
-"""The offer: a worker's document that describes a script's model to a PS without a model.
+"""Offer: the JSON document by which a worker describes a script's model to a PS without one.
 
-A PS runs no user code. The PS reads only this document to know the variables, and how to step them.
-The PS builds only optimizers and constraints that `thinwire.ops.optimizers.described` allows by
-name.
+A PS runs no user code. The PS reads only the offer to know the model's variables, and how to step
+these variables. The PS builds only optimizers and constraints that
+`thinwire.ops.optimizers.described` allows by name.
 
 Source: design, section 10, "The PS runs no user code".
 """
@@ -23,33 +23,37 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 FORMAT = 5
-#: Prefix of the names of an offer's rows in a fingerprint.
+#: Prefix of the names of rows from an offer (a worker's description of its model) in the run's
+#: fingerprint.
 OFFER_PREFIX = "script."
-#: Longest document that is read: the document must fit into one message of the wire. A thousand
-#: variables take about 100 KiB.
+#: Largest size of an offer that a PS reads, in bytes: an offer must fit into one message of the
+#: wire. A thousand variables take about 100 KiB.
 MAX_DOCUMENT_BYTES = 1000 << 10
-#: Most variables of a model, most entries along one axis, most characters of a path or class name.
+#: Limits of an offer: most variables of a model, most entries along one axis, most characters of a
+#: path or class name.
 MAX_VARIABLES, MAX_AXIS, MAX_NAME = 8192, (1 << 31) - 1, 1000
-#: Most optimizers of a script.
+#: Largest number of optimizers that the offer of a script may list.
 MAX_OPTIMIZERS = 64
-#: Bounds of a loss scale: smallest and largest powers of two that are normal in float32.
+#: Smallest and largest allowed loss scale: the smallest and largest powers of two that are normal
+#: float32 numbers.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 _DIGEST = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
-#: Most batches of the script that one mini-batch of a worker may count as, at the end of its data.
+#: Largest number of the script's batches that a worker's last mini-batch of an epoch may count as.
 MOST_BATCHES = 2
-#: --schedule_clock values.
+#: Values of --schedule_clock: counts at which a learning rate schedule is read.
 CLOCKS = ("batches", "steps")
-#: --model_from values: the node's own flags, or the offer of the first admitted worker.
+#: Values of --model_from: the PS takes the model from the node's flags, or from the offer of the
+#: first admitted worker.
 FROM_FLAGS, FROM_WORKER = "flags", "worker"
 
 
 @dataclasses.dataclass(frozen=True)
 class Described:
-    """Description of a Keras object: its class and its arguments.
+    """Description of a Keras object (optimizer, constraint) by its class and arguments.
 
     Attributes:
-        name: Name of the class.
-        config: Arguments, as the object's `get_config` returns them.
+        name: Name of the object's Keras class.
+        config: Arguments of the class, as the object's `get_config` returns the arguments.
     """
 
     name: str
@@ -58,7 +62,7 @@ class Described:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerOffer:
-    """Description of an optimizer that the PS steps with.
+    """Description of a script's optimizer with which the PS steps variables.
 
     Attributes:
         optimizer: Class and arguments of the optimizer, without a wrapper for loss scaling.
@@ -67,11 +71,12 @@ class OptimizerOffer:
         clock: Count at which the optimizer's schedule is read: "batches" for the script's batches
             that the run has consumed, "steps" for the optimizer's steps.
         by_adamw: Paths of the variables that a Muon optimizer steps with AdamW's rule.
-        iterations: Number of steps that the optimizer took before the phase.
+        iterations: Number of steps that the optimizer took before the phase (the time in which the
+            run trains this model).
         paths: Paths of the variables that the optimizer steps. Empty if the only optimizer steps
             all variables.
-        has_slots: True if the worker sends the optimizer's slots with the weights. Without slots
-            the optimizer starts like a new optimizer.
+        has_slots: True if the worker sends the optimizer's slots (state arrays) with the weights.
+            If False, the PS' optimizer starts with the slots of a new optimizer.
     """
 
     optimizer: Described
@@ -85,12 +90,13 @@ class OptimizerOffer:
 
 @dataclasses.dataclass(frozen=True)
 class LossScale:
-    """Initial state of the dynamic loss scale. The PS adjusts the scale during the run.
+    """Initial state of a dynamic loss scale. The PS adjusts the scale during the run.
 
     Attributes:
-        initial: Scale at the start of the phase.
-        growth_steps: Number of consecutive updates without overflow that doubles the scale.
-        streak: Consecutive updates without overflow that the script counted before the phase.
+        initial: Loss scale at the start of the phase.
+        growth_steps: Number of consecutive updates without overflow after which the scale doubles.
+        streak: Number of consecutive updates without overflow at the end of the script's steps
+            before the phase.
     """
 
     initial: float
@@ -100,23 +106,28 @@ class LossScale:
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """Description of a script's model.
+    """Description of a script's model, which a worker sends to a PS without a model.
 
     Attributes:
-        spec: The shared variables, in order.
-        statistics: Number of values of moving statistics that are averaged over the workers.
-        optimizers: The PS' optimizers. Each variable belongs to exactly one optimizer. Empty if the
-            workers step and send changes of weights.
+        spec: Paths, shapes and dtypes of the shared variables, in order.
+        statistics: Number of values of moving statistics that shard 0 averages over the workers.
+        optimizers: Optimizers with which the PS steps. Each variable belongs to exactly one
+            optimizer. Empty if workers step and send changes of weights.
         constraints: Variable's path -> constraint of the variable.
-        unused: Paths of shared variables without a gradient. No optimizer steps or decays them.
-        loss_scale: Dynamic loss scale. None if losses are not scaled.
+        unused: Paths of shared variables without a gradient. No optimizer steps or decays these
+            variables.
+        loss_scale: Initial state of the dynamic loss scale. None if the script does not scale
+            losses.
         num_examples: Number of examples of the whole training set; 0 if unknown.
-        num_batches: Number of batches in an epoch of the script without Thinwire; 0 if unknown.
+        num_batches: Number of batches per epoch when the script runs without Thinwire; 0 if
+            unknown.
         first_batches: For each optimizer of the script, on the PS or on workers: number of batches
             that its schedule counted before the phase. Empty if the counts equal the optimizers'
             steps.
-        weights_digest: SHA-256 of the initial weights, in hexadecimal. Shards compare the digest.
-        script_optimizer: Names of the script's compiled optimizers, to compare scripts.
+        weights_digest: SHA-256 of the initial weights, in hexadecimal. Shards compare the digests
+            that they have received.
+        script_optimizer: Names of the script's compiled optimizers, by which the PS compares the
+            workers' scripts.
         succession: Number of times that the script replaced its model by another model.
     """
 
@@ -134,7 +145,7 @@ class Offer:
     succession: int = 0
 
     def to_json(self) -> str:
-        """Return the document, as JSON text."""
+        """Return the offer's document, as JSON text."""
         rows = dataclasses.asdict(self)
         rows["spec"] = [
             [tensor.path, list(tensor.shape), tensor.dtype] for tensor in self.spec.tensors
@@ -162,7 +173,7 @@ class Offer:
         return [(f"{OFFER_PREFIX}{name}", json.dumps(document[name])) for name in sorted(document)]
 
     def schedule_starts(self) -> tuple[int, ...]:
-        """Return the count of each optimizer's schedule at the start of the phase."""
+        """Return each optimizer's schedule count (batches or steps) at the start of the phase."""
         return self.first_batches or tuple(optimizer.iterations for optimizer in self.optimizers)
 
     def groups(self) -> list[tuple[int, ...]]:
@@ -175,14 +186,14 @@ class Offer:
 
 
 def offer_difference(name: str, expected: str, given: str) -> str:
-    """Return text about the first difference between two values of an `Offer.fingerprint` row.
+    """Return text about the first difference between two JSON values of a fingerprint's row.
 
     >>> offer_difference("optimizers", '[{"config": {"momentum": 0.9}}]', '[{"config": {}}]')
     'optimizers.0.config.momentum: expected 0.9, got nothing'
     """
     try:
         expected_value, given_value = json.loads(expected), json.loads(given)
-    except (ValueError, RecursionError):  # a client may send any text
+    except (ValueError, RecursionError):  # not JSON: a client may send any text
         return f"{name}: expected {expected:.100}, got {given:.100}"
     place = name
     while isinstance(expected_value, dict | list) and type(expected_value) is type(given_value):
@@ -208,7 +219,7 @@ def weights_digest(flat: Float32) -> str:
 
 
 def read_offer(document: str | bytes, max_model_bytes: int) -> Offer:
-    """Read and check a document that a worker sent. The document is not trusted.
+    """Read and check an offer's document, which comes from an untrusted worker.
 
     The function builds no Keras object, and allocates no memory for the model.
 
@@ -217,7 +228,8 @@ def read_offer(document: str | bytes, max_model_bytes: int) -> Offer:
         max_model_bytes: Largest size of all shared variables as float32, in bytes.
 
     Raises:
-        ConfigurationError: The text is not an offer, or the model is larger.
+        ConfigurationError: The text is not an offer, or the offer's model is larger than
+            `max_model_bytes`.
     """
     if len(document) > MAX_DOCUMENT_BYTES:
         raise ConfigurationError(
@@ -329,14 +341,14 @@ def _loss_scale(row: Any) -> LossScale:
 
 
 def _digest(value: Any) -> str:
-    """Check and return a digest of weights, which every client receives with its Welcome."""
+    """Check and return a digest of weights, which a PS sends to every client in a Welcome."""
     if not _DIGEST.fullmatch(_word(value)):
         raise ValueError(f"weights_digest {value!r:.100}; expected 64 hexadecimal digits, or none")
     return str(value)
 
 
 def _classes(value: Any) -> str:
-    """Check and return the names of the script's optimizers, which refusals quote."""
+    """Check and return the names of a script's optimizers, which error messages quote."""
     text = _word(value)
     if not text.isprintable() or len(text) > MAX_OPTIMIZERS * MAX_NAME:
         raise ValueError(f"script_optimizer {text!r:.100}; expected names of classes")
@@ -350,10 +362,10 @@ def _count(value: Any) -> int:
 
 
 def _counts(values: Any, num_optimizers: int) -> tuple[int, ...]:
-    """Check and return one count per optimizer.
+    """Check and return the batch counts in an offer, one count per optimizer.
 
-    The number of counts is free if the optimizers step on workers, because the offer then lists no
-    optimizers.
+    If the optimizers step on workers, any number of counts is valid, because the offer then lists
+    no optimizers.
     """
     if not isinstance(values, list) or len(values) > MAX_OPTIMIZERS:
         raise ValueError(f"{values!r:.50}; expected at most {MAX_OPTIMIZERS} counts")
@@ -371,7 +383,7 @@ def _truth(value: Any) -> bool:
 def _word(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r:.50}; expected text")
-    value.encode()  # raises for half a surrogate pair, which cannot be sent as UTF-8
+    value.encode()  # raises an error for half a surrogate pair, which UTF-8 cannot encode
     return value
 
 

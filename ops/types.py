@@ -1,4 +1,4 @@
-"""Data types that all parts of Thinwire share: models, shards, packets, updates.
+"""Data types that all parts of Thinwire use: models, shards, packets, updates.
 
 The types are plain frozen dataclasses. This module imports neither TensorFlow nor numpy at run
 time, so that ``--help`` and the definition of flags do not wait for these imports.
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     Int32 = NDArray[np.int32]
     Int64 = NDArray[np.int64]
 
-#: State of a policy: nested dicts of arrays, ints, floats and strings. The caller stores the state.
+#: State of a policy: nested dicts of arrays, ints, floats and strings. The policy's caller stores
+#: the state.
 State = dict[str, Any]
 
 
 class Kind(enum.Enum):
-    """Meaning of an update's values."""
+    """Meaning of the values in an update or a packet."""
 
     GRADIENT = "gradient"  # mean gradient of a mini-batch, without the learning rate
     DELTA = "delta"  # change of weights, with the learning rate applied
@@ -48,7 +49,7 @@ class TensorSpec:
 
     @property
     def size(self) -> int:
-        """Number of entries."""
+        """Number of entries of the variable."""
         return math.prod(self.shape)
 
 
@@ -65,13 +66,13 @@ class ModelSpec:
 
     @functools.cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Position of each tensor's first entry in the flat model, then the total size."""
+        """Position of each tensor's first entry in the flat model, and last the total size."""
         return (0, *itertools.accumulate(tensor.size for tensor in self.tensors))
 
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """Entries ``start:stop`` of flattened tensor number ``tensor``."""
+    """A slice: the entries ``start:stop`` of the flattened tensor with number ``tensor``."""
 
     tensor: int
     start: int
@@ -79,7 +80,7 @@ class Slice:
 
     @property
     def size(self) -> int:
-        """Number of entries."""
+        """Number of entries of the slice."""
         return self.stop - self.start
 
 
@@ -96,19 +97,19 @@ class ShardLayout:
 
     @functools.cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Position of each slice in the shard's flat buffer, then the total size."""
+        """Position of each slice in the shard's flat buffer, and last the total size."""
         return (0, *itertools.accumulate(piece.size for piece in self.slices))
 
 
 @dataclasses.dataclass(frozen=True)
 class CodedValues:
-    """Coded values of entries: value = data * scale.
+    """Coded values of a block's entries: value = data * scale.
 
     Attributes:
         dtype: Name of the value format, one of VALUE_DTYPES.
         data: [k] codes, with numpy dtype float32, uint16 (the bits of a bfloat16), float16 or int8.
-        scale: Factor of all codes: the quantization step of int8. For other formats 1, unless the
-            values were multiplied by a number after coding.
+        scale: Factor of all codes: the quantization step of int8. For all formats except int8 it is
+            1, unless the values were multiplied by a number after coding.
     """
 
     dtype: str
@@ -117,7 +118,7 @@ class CodedValues:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the arrays, in bytes."""
+        """Size of the coded values, in bytes."""
         return self.data.nbytes
 
 
@@ -137,14 +138,14 @@ class ChunkedValues(CodedValues):
 
     @property
     def num_bytes(self) -> int:
-        """Size of the arrays, in bytes."""
+        """Size of the codes, scales and edges, in bytes."""
         return self.data.nbytes + self.scales.nbytes + self.edges.nbytes
 
     def part(self, values: slice, start: int) -> ChunkedValues:
-        """Return consecutive values as the values of a smaller block.
+        """Return a range of consecutive values as the values of a smaller block.
 
         Args:
-            values: Range of `data`.
+            values: Range of `data` to return.
             start: Position of the smaller block's first entry in the present block.
         """
         first_chunk = int(self.edges.searchsorted(values.start, "right")) - 1
@@ -159,14 +160,14 @@ class ChunkedValues(CodedValues):
         )
 
 
-#: Value formats with at most one scale per block -> bytes of a value.
+#: Value format with at most one scale per block -> bytes of one value.
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 VALUE_DTYPES = tuple(VALUE_BYTES)
-#: Value formats of updates with scales for each chunk -> bits of a value.
+#: Value format with scales for each chunk of entries -> bits of one value.
 FEW_BITS = {"int4": 4, "int2": 2, "means2": 2, "sign": 1}
-#: All value formats -> bits of a value.
+#: Name of any value format -> bits of one value.
 VALUE_BITS = {name: 8 * width for name, width in VALUE_BYTES.items()} | FEW_BITS
-#: Default number of entries of a chunk.
+#: Default number of consecutive entries that share scales (a chunk).
 CHUNK_ENTRIES = 4096
 
 
@@ -177,7 +178,7 @@ def where_of(indices: Int64 | None) -> Int64 | slice:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Values of one tensor in a packet. After routing: of one slice, or of several slices.
+    """Values of one tensor in a packet; after routing, values of one or more slices.
 
     ``indices`` are ascending, unique positions relative to the block's first entry; ``None`` means
     every entry (dense). A sparse block may be empty.
@@ -185,14 +186,14 @@ class Block:
 
     slot: int  # tensor number in the ModelSpec; after routing, slice number in the ShardLayout
     size: int  # number of entries that the block spans
-    indices: Int64 | None  # [k] int64
-    values: CodedValues  # [k], or [size] for a dense block
+    indices: Int64 | None  # [k] int64 positions; None: dense
+    values: CodedValues  # [k] values, or [size] values of a dense block
     _: dataclasses.KW_ONLY
     slots: int = 1  # number of slices that the block spans, from `slot` on; 1 before routing
 
     @property
     def num_bytes(self) -> int:
-        """Size of the positions and the values, in bytes."""
+        """Size of the block's positions and values, in bytes."""
         return self.values.num_bytes + (0 if self.indices is None else self.indices.nbytes)
 
 
@@ -211,12 +212,12 @@ class Update:
     ``indices`` are ascending and unique; ``None`` means every entry (dense).
     """
 
-    indices: Int64 | None  # [k] int64
-    values: Float32  # [k] float32, or [shard size] for a dense update
+    indices: Int64 | None  # [k] int64 positions; None: dense
+    values: Float32  # [k] float32 values, or [shard size] values of a dense update
 
     @property
     def num_bytes(self) -> int:
-        """Size of the arrays, in bytes."""
+        """Size of the positions and values of the update, in bytes."""
         return self.values.nbytes + (0 if self.indices is None else self.indices.nbytes)
 
 
@@ -224,7 +225,7 @@ class SpareUpdate(Update):
     """A dense update that a merge may overwrite, because no other object uses its values."""
 
 
-#: Class of service of unmarked traffic, the last class. Class 0 is served first.
+#: Class of service of unmarked traffic. It is the last class; the network serves class 0 first.
 BEST_EFFORT = 7
 
 
@@ -253,7 +254,7 @@ class Link:
 
     @property
     def down(self) -> Link:
-        """Settings of the downlink alone."""
+        """Settings of the link's downlink alone, without settings that apply to the uplink only."""
         return Link(self.mbps, self.delay_ms, self.loss)
 
 
@@ -288,7 +289,8 @@ class RangedBlock(Block):
     present: NDArray[np.bool_]  # [ceil(size / block_entries)] True for each present range
 
 
-#: Metadata of a policy's field that only one node uses, so that the fingerprint leaves it out.
+#: Metadata that marks a policy's field that only one node uses. The run's fingerprint leaves the
+#: field out.
 OWN: Mapping[str, bool] = {"own": True}
 
 
@@ -302,7 +304,7 @@ _Policy = TypeVar("_Policy", bound=Policy)
 
 
 def configured(policy: type[_Policy], choices: object) -> _Policy:
-    """Build a policy from the choices with the names of its fields; None means the default."""
+    """Build a policy; its fields get the choices of equal names (None: the default)."""
     make: Callable[..., _Policy] = policy
     names = {field.name for field in dataclasses.fields(policy)}
     settings = {key: value for key, value in vars(choices).items() if value is not None}

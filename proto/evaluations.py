@@ -64,7 +64,7 @@ def numbers_of(metrics: Iterable[pb.Metric]) -> dict[str, float]:
 
 
 def encode_layouts(layouts: Iterable[ShardLayout]) -> list[pb.Layout]:
-    """Return the layouts of shards as messages."""
+    """Return the layouts of shards (the variable slices that each shard stores) as messages."""
     return [
         pb.Layout(
             variables=[piece.tensor for piece in layout.slices],

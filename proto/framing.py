@@ -61,7 +61,7 @@ class Chunk:
 
     Attributes:
         parts: Views of the payload's bytes, in order.
-        num_bytes: Number of bytes of all parts together.
+        num_bytes: Total number of bytes of all parts.
     """
 
     __slots__ = ("_head", "num_bytes", "parts")
@@ -85,7 +85,7 @@ class Arriving(Protocol):
     """Received bytes of a payload that are not copied into the payload's memory yet."""
 
     def __len__(self) -> int:
-        """Return how many bytes the last `read_into` read."""
+        """Return the number of payload bytes that the last `read_into` call read."""
 
     def read_into(self, space: memoryview) -> int:
         """Read the available bytes into `space`; return their number."""

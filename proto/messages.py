@@ -102,7 +102,7 @@ def spec_of(tensors: Iterable[pb.Tensor]) -> ModelSpec:
 
 
 def settings_of(fingerprint: Iterable[tuple[str, str]]) -> list[pb.Setting]:
-    """Return a method fingerprint for a Hello.
+    """Return a fingerprint of the training method's settings for a Hello.
 
     Args:
         fingerprint: Pairs of a setting's name and the canonical text of its value.
@@ -152,7 +152,7 @@ class _RepeatedBlocks(Protocol):
     """The repeated Block field of a Push or a Reply message."""
 
     def add(self, **fields: Any) -> pb.Block:
-        """Append one block."""
+        """Append the description of one block to the message."""
 
 
 def blocks_to_message(
@@ -201,7 +201,7 @@ def blocks_from_message(
     """Decode the blocks (coded slices of variables) of a push or a reply.
 
     Args:
-        blocks: Descriptions of the blocks.
+        blocks: Descriptions of the blocks, in the order of the payload.
         payload: Index bytes and value bytes of all blocks, in block order.
         sizes: Number of entries of each slot (variable slice) of the shard.
         ranges: True if a block may hold ranges of a dense block, because datagrams carry the
@@ -292,7 +292,7 @@ def rounds_to_message(
     Args:
         rounds: Rounds for one worker. The worker's own updates are sent without blocks, because
             the worker has them.
-        reply: Reply to the worker.
+        reply: Reply message to the worker, to which the rounds are appended.
         chooser: Chooses the coding of each block and encodes it.
 
     Returns:
@@ -318,7 +318,7 @@ def rounds_from_message(
     Args:
         reply: Reply with the descriptions of the rounds and of their updates' blocks.
         payload: Index bytes and value bytes of all blocks, in block order.
-        sizes: Number of entries of each slot.
+        sizes: Number of entries of each slot (variable slice) of the shard.
 
     Raises:
         Malformed: The reply has no round or a round without an update, the worker's own update
@@ -374,7 +374,7 @@ def carve_aux(
 
     Args:
         payload: Payload of a push or a reply.
-        count: ``aux_count`` of the message.
+        count: Number of auxiliary values: ``aux_count`` of the message.
         expected: Values of `count` that the receiver allows.
 
     Returns:

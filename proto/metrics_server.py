@@ -37,7 +37,7 @@ from thinwire.runtime.telemetry.instruments import Instrument, since
 PREFIX = "thinwire_"
 #: Upper bounds of the buckets in a Prometheus histogram of whole numbers.
 BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_MOST_READERS = 8  # Clients served at the same time; a ninth client displaces one of them.
+_MOST_READERS = 8  # Clients served at the same time; one more client displaces one of them.
 _MOST_THREADS = 32  # Threads of all clients, with displaced clients that are about to end.
 _POLL_SECONDS = 0.1  # Seconds between two checks for a stop; `close` waits for one check.
 _REQUEST_SECONDS = 10.0  # Seconds that a whole request may take, with TLS handshake and answer.
@@ -54,7 +54,7 @@ def open_port(run: Run, node: str, read: Reader) -> MetricsPort | None:
     Args:
         run: Settings of the run.
         node: Name of the node, for example worker-3.
-        read: Returns the node's instruments.
+        read: Function that returns the node's instruments (counters, gauges, histograms).
     """
     if not run.metrics_port:
         return None
@@ -73,7 +73,7 @@ def read_login(path: str) -> bytes:
     """Return the login that readers must send, as ``name:password``.
 
     Args:
-        path: Path of the file with the login.
+        path: Path of the file with the readers' login.
 
     Raises:
         ConfigurationError: The file cannot be read, or is not one line of that form.
@@ -102,13 +102,13 @@ class MetricsPort:
     Background threads serve the requests.
 
     Attributes:
-        port: TCP port of the server.
+        port: TCP port at which the server listens.
 
     Args:
-        host: Address to bind.
+        host: Address to which the server binds.
         port: TCP port to bind; 0 binds a free port.
         about: Labels of `thinwire_node_info`, which identify the node.
-        read: Returns the node's instruments.
+        read: Function that returns the node's instruments (counters, gauges, histograms).
         login: ``name:password`` that readers must send; empty if no login is required.
         credentials: Credentials of the node. On an address other than loopback, the answers are
             encrypted if the credentials have a certificate.

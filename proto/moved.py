@@ -44,7 +44,7 @@ def note_announced(address: str, tried: str, present: str) -> None:
         address: Original address of the shard, ``host:port``.
         tried: Address of the failed attempt. Several clients of one process with the same failure
             store the same result, because each compares the address that it has tried.
-        present: Address of the shard from shard 0.
+        present: Address that shard 0 has sent for the shard.
     """
     if tried == present:
         _announced.pop(address, None)
@@ -80,7 +80,7 @@ class ShardDirectory:
     """
 
     def __init__(self, num_shards: int) -> None:
-        self._found = [("", 0)] * (num_shards - 1)  # (address, generation) of each shard.
+        self._found = [("", 0)] * (num_shards - 1)  # (address, generation) of each shard from 1.
         self._lock = threading.Lock()
 
     @property

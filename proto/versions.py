@@ -19,7 +19,7 @@ _ADVICE = "install the same Thinwire on both, and start the older one again"
 
 
 def difference(theirs: int, they: str, we: str) -> str | None:
-    """Return the refusal text for a sender with another protocol version; None if it is equal.
+    """Return the refusal text for a sender of another protocol version; None for equal versions.
 
     Args:
         theirs: Protocol version in the sender's first message.

@@ -1,4 +1,4 @@
-"""Run one call at a time in a background thread."""
+"""Run function calls in a background thread, one call at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 class BackgroundCalls(Generic[Result]):
-    """Runs calls one after the other in a background thread, while the caller does other work.
+    """Background thread that runs one call at a time while the caller does other work.
 
     The thread is a daemon, so a call that never returns does not keep the process running.
 
@@ -27,7 +27,7 @@ class BackgroundCalls(Generic[Result]):
         self._is_under_way = False
 
     def start(self, call: Callable[[], Result]) -> None:
-        """Start a call in the background.
+        """Start a function call in the background thread.
 
         Raises:
             RuntimeError: The caller has not yet taken the result of the previous call.
@@ -48,7 +48,7 @@ class BackgroundCalls(Generic[Result]):
 
         Raises:
             TimeoutError: The call did not end within the time limit. The call keeps running.
-            BaseException: The call raised this error.
+            BaseException: The started call raised this error.
         """
         if not self._is_under_way:
             return None

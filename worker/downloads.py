@@ -28,14 +28,14 @@ class Downloads:
     """List of the files that the processes of a run have downloaded on this host.
 
     Args:
-        folder: Folder of the run directory that contains the list, one file per host.
+        folder: Folder in the run directory that contains the lists of downloads, one list per host.
         began: Start of the run, in seconds since 1970. Entries of earlier runs are ignored.
     """
 
     def __init__(self, folder: pathlib.Path, began: float) -> None:
         self._list = folder / f"{DOWNLOADS}{socket.gethostname()}"
         self._began = began
-        self._had: set[str] = set()  # calls that this process has made
+        self._had: set[str] = set()  # calls of `get_file` that this process has made
 
     def share(self, get_file: Callable[..., str]) -> Callable[..., str]:
         """Return a version of Keras' `get_file` that runs in one process of the host at a time."""
@@ -45,7 +45,8 @@ class Downloads:
             call = repr((args, sorted(keywords.items())))
             with self._alone() as done:
                 path = done.get(call, "")
-                # A script that repeats a call must get the file again, as with force_download.
+                # A script that repeats a call of `get_file` must download the file again, for
+                # instance with `force_download`.
                 if call in self._had or not os.path.exists(path):
                     path = str(get_file(*args, **keywords))
                     self._note(call, path)
@@ -74,7 +75,7 @@ class Downloads:
             os.close(descriptor)
 
     def _lock(self) -> int:
-        """Lock the list, waiting for the process that holds it; return the list's descriptor."""
+        """Wait for the lock of the download list and take it; return the file's descriptor."""
         self._list.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(self._list, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -91,7 +92,7 @@ class Downloads:
     def _finished(self) -> dict[str, str]:
         finished = {}
         for line in self._list.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):  # incomplete line of a killed process
+            with contextlib.suppress(ValueError):  # skip the incomplete line of a killed process
                 began, call, path = json.loads(line)
                 if began == self._began:
                     finished[call] = path
@@ -101,4 +102,4 @@ class Downloads:
         with contextlib.suppress(OSError), open(self._list, "a", encoding="utf-8") as file:
             file.write(
                 "\n" + json.dumps([self._began, call, path])
-            )  # "\n" first: the last line may be incomplete
+            )  # starts with "\n": the last line may be incomplete

@@ -1,4 +1,4 @@
-"""Flags that only a worker reads. A Cluster passes the flags to its workers."""
+"""Flags that only a worker process reads. A Cluster passes these flags to its workers."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ TOPICS = (WORKER, _EMULATION)
 
 
 _PREFIX = "link_"  # prefix of the flags that set the fields of Link
-_SMALLEST_QUEUE_KB = 2.0  # a smaller queue could not hold one datagram
+_SMALLEST_QUEUE_KB = 2.0  # in kilobytes; a smaller queue could not hold one datagram
 
 #: Name of an emulation flag -> smallest and largest value that can be emulated.
 _LIMITS: dict[str, tuple[float, float]] = {
@@ -152,7 +152,7 @@ class EmulatedDevice:
     """One worker's emulated link and device."""
 
     link: Link
-    slowdown: float  # factor by which it computes slower than its machine
+    slowdown: float  # factor by which the emulated device is slower than its machine
     step_seconds: float  # least time of a mini-batch, in seconds
 
 
@@ -166,14 +166,14 @@ class WorkerFlags:
     measure: str  # one of thinwire.runtime.telemetry.round_trace.LEVELS
     device: EmulatedDevice
     peer_port: int = 0  # port for connections of other workers; 0: a free port
-    sync_every: int = 1  # rounds between two copies of the model to the PS
-    insecure: bool = False  # True: peers on other machines may connect unprotected
-    weight_decay: float = 0.0  # coupled: times the weights, added to the gradients
-    num_restarts: int = 0  # number of restarts by a Cluster
+    sync_every: int = 1  # number of rounds between two copies of the model to the PS
+    insecure: bool = False  # True: other machines may connect without protection
+    weight_decay: float = 0.0  # factor of the weights in the term added to gradients
+    num_restarts: int = 0  # number of times that a Cluster has restarted this worker
 
 
 def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
-    """Reject invalid settings before TensorFlow is imported; raises ConfigurationError."""
+    """Raise ConfigurationError for invalid worker flags, before TensorFlow is imported."""
     read(run.nb_workers, given)
     refuse_idle_links(run, given)
     if run.method.collective != THROUGH_PS:
@@ -183,7 +183,7 @@ def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
 
 
 def read(nb_workers: int, given: flags.FlagValues = FLAGS) -> WorkerFlags:
-    """Return this worker's settings.
+    """Return this worker's settings from its flags.
 
     Raises:
         ConfigurationError: The id, an emulated link or an emulated device is out of range.
@@ -253,7 +253,7 @@ def refuse_idle_links(run: Run, given: flags.FlagValues = FLAGS) -> None:
 
 
 def _background_classes(columns: dict[str, list[float]]) -> list[float]:
-    """Return the classes of service of the background traffic as whole numbers."""
+    """Return the classes of service of the emulated background traffic as whole numbers."""
     classes = columns[_PREFIX + "background_class"]
     for value in classes:
         if value != int(value):
@@ -270,7 +270,7 @@ def _background_classes(columns: dict[str, list[float]]) -> list[float]:
 
 
 def _check_classes(link: Link) -> None:
-    """Reject background traffic or a queue that does not fit the link's rate."""
+    """Reject emulated background traffic or a queue that does not fit the link's rate."""
     name, value = _PREFIX + "background_mbps", link.background_mbps
     if value and value >= link.mbps:
         raise ConfigurationError(

@@ -5,13 +5,13 @@ once, before training. In a run, every worker and the evaluator execute the scri
 that starts late would clear the folder during training. Therefore a process protects all files
 written since the run began, from before the script's first line until the process trains with the
 other workers. Deleting or truncating a protected file has no effect, the script continues, and one
-log line names the file. A file that this worker has written and the chief has not is not protected.
-The first process of the first chief protects no files, unless other workers already train.
+log line names the file. A file is not protected if this worker has written the file and the chief
+has not. The first process of the first chief protects no files, unless other workers already train.
 
-Intercepted deletions are `os.remove`, `Path.unlink`, `shutil.rmtree`, `os.rename` over a file and
-their equivalents in `tf.io.gfile`. Intercepted truncations are `open(path, "w")`, `os.truncate` and
-`h5py.File(path, "w")`. An audit hook rejects other deletions and truncations by Python code with a
-PermissionError. Deletions by native code or by a child process are not intercepted.
+Deletions that are intercepted: `os.remove`, `Path.unlink`, `shutil.rmtree`, `os.rename` over a file
+and their equivalents in `tf.io.gfile`. Intercepted truncations are `open(path, "w")`, `os.truncate`
+and `h5py.File(path, "w")`. An audit hook rejects all other deletions and truncations by Python code
+with a PermissionError. Deletions by native code or by a child process are not intercepted.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ from thinwire.worker.made_folders import MadeFolders
 from thinwire.worker.temporary import is_temporary
 from thinwire.worker.written_files import WrittenFiles, watch_opens
 
-#: Folders of the run directory in which Thinwire's nodes write; files in them are not protected.
+#: Folders of the run directory in which Thinwire's own processes write; files in these folders are
+#: not protected.
 _OF_NODES = ("settings", "logs", "tb", "measure", "checkpoints", "locks")
-_NAMED = 3  # most files that one log line names
+_NAMED = 3  # most protected files that one log line names
 _NAMES_OF_REMOVE = ("remove", "unlink")
 _NAMES_OF_RENAME = ("rename", "replace")
 _OnError = Callable[[Callable[..., Any], str, OSError], None]
@@ -71,7 +72,7 @@ class HeldFiles:
         whole = os.path.realpath(run_dir)
         self._of_nodes = tuple(os.path.join(whole, name) + os.sep for name in _OF_NODES)
         self._is_active, self._lifted_at = True, math.inf
-        self._gone: set[str] = set()  # protected paths that the script has "deleted"
+        self._gone: set[str] = set()  # protected paths that the script has "deleted" without effect
         self._folders = MadeFolders(began)
         self._unnamed: list[str] = []  # protected files that the log has not named yet
         self._is_collecting = True  # True until the script calls `distribute`
@@ -87,11 +88,11 @@ class HeldFiles:
             self._written.note(_whole(name), self._trains)
 
     def begin_run(self) -> None:
-        """Remove the lists of written files of an earlier run in the same directory."""
+        """Remove an earlier run's lists of written files from the run directory."""
         self._written.begin_run(self._is_first_chief)
 
     def keeps(self, path: Any, follow: bool = True) -> bool:
-        """Return True if a path is protected: another process has written it in this run.
+        """Return True if another process has written a path in this run, which protects it.
 
         Args:
             path: Path of a file or folder, as the script gives it.
@@ -114,7 +115,7 @@ class HeldFiles:
         is_folder = stat.S_ISDIR(status.st_mode)
         if not (is_folder or stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
             return False
-        # st_ctime counts too: a copied file may keep the st_mtime of its original.
+        # Use st_ctime too: a copied file may keep the st_mtime of its original.
         changed_at = max(status.st_mtime, status.st_ctime)
         if not self._began <= changed_at <= self._lifted_at:
             return False
@@ -184,7 +185,7 @@ class HeldFiles:
     # -- the log line ---------------------------------------------------------------------------
 
     def hold(self, path: Any, follow: bool = True) -> None:
-        """Record that the script has "deleted" a protected file, and log the file's name.
+        """Record that the script has "deleted" a protected file (without effect); log its name.
 
         Args:
             path: Path of the file, as the script gives it.
@@ -200,7 +201,7 @@ class HeldFiles:
             self._unnamed.append(name)
 
     def report(self) -> None:
-        """Log the protected files that the script has "deleted"; log later files directly."""
+        """Log the protected files that the script has "deleted"; log later ones immediately."""
         self._is_collecting = False
         self._name()
 
@@ -210,8 +211,8 @@ class HeldFiles:
         names, num_more = self._unnamed[:_NAMED], len(self._unnamed) - _NAMED
         more = f" and {num_more} more" if num_more > 0 else ""
         self._unnamed = []
-        # At the start of a run, all processes clear the same files: expected. During training, only
-        # a late process does so, which deserves a warning.
+        # At the start of a run, all processes clear the same files, which is expected. During
+        # training, only a late process clears files, which deserves a warning.
         level = logging.WARNING if self._has_training_begun else logging.INFO
         logging.log(
             level,
@@ -232,7 +233,7 @@ class HeldFiles:
     # -- replacements of Python's functions -----------------------------------------------------
 
     def install(self) -> None:
-        """Replace Python's functions and install the audit hooks in this process."""
+        """Replace Python's file functions and install the audit hooks in this process."""
         replaced: dict[str, tuple[Any, Callable[..., Any]]] = {
             "open": (builtins, self._open),
             "os.open": (os, self._open_descriptor),
@@ -288,7 +289,8 @@ class HeldFiles:
     def move(self, source: Any, target: Any) -> bool:
         """Perform a move that involves protected files.
 
-        A protected target stays unchanged. A protected source is copied to the target and stays.
+        A protected target stays unchanged. A protected source is copied to the target instead of
+        moved.
 
         Returns:
             True if the move involved protected files; False if nothing was done.
@@ -325,10 +327,10 @@ class HeldFiles:
         return self._originals["open"](file, mode, *args, **keywords)
 
     def diverts(self, file: Any, mode: str) -> bool:
-        """Return True if writes to an opened file must go to a temporary file; log its name.
+        """Return True if writes to a protected file must go to a temporary file; log the file.
 
         A mode with "x" or "w-" creates a new file. Such an open is diverted only if the script has
-        "deleted" the protected file before; otherwise the open fails as usual.
+        "deleted" the protected file before. If not, the open fails as in Python.
         """
         creates = "x" in mode or "-" in mode
         if not ("w" in mode or creates) or isinstance(file, int) or not self.keeps(file):
@@ -339,7 +341,7 @@ class HeldFiles:
         return True
 
     def sink(self) -> str:
-        """Return the path of a new temporary file, which takes the diverted writes."""
+        """Return the path of a new temporary file, which receives writes to protected files."""
         descriptor, path = tempfile.mkstemp(prefix="thinwire-held-")
         os.close(descriptor)
         os.unlink(path)
@@ -406,7 +408,7 @@ class HeldFiles:
         return removed
 
     def _is_gone(self, path: str) -> bool:
-        """Return True if the script has "deleted" a protected file or folder."""
+        """Return True if the script has "deleted" a protected file or folder without effect."""
         return _whole(path, follow=False) in self._gone
 
     def _rmtree(self, path: Any, *args: Any, **keywords: Any) -> Any:
@@ -445,7 +447,7 @@ class HeldFiles:
         self._name()
 
     def _clear(self, folder: str, on_error: _OnError) -> bool:
-        """Clear a folder without logging; return True if a protected entry remains."""
+        """Delete a folder's unprotected entries; return True if a protected entry remains."""
 
         def attempt(function: Callable[..., Any], place: str) -> Any:
             try:
@@ -479,7 +481,7 @@ class HeldFiles:
 
 
 class _InPlace:
-    """Callable that replaces a built-in function; as a class attribute it does not bind either."""
+    """Replacement of a built-in function; like a built-in, it binds to no instance."""
 
     def __init__(self, original: Any, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, original)
@@ -493,7 +495,7 @@ class _InPlace:
 
 
 def _whole(path: str, follow: bool = True) -> str:
-    """Return the absolute path without symbolic links; `follow` also resolves the last part."""
+    """Return the absolute path without symbolic links; resolve the last part if `follow`."""
     if follow:
         return os.path.realpath(path)
     folder, name = os.path.split(os.path.abspath(path))
@@ -528,10 +530,10 @@ def replace_everywhere(places: Sequence[tuple[Any, Callable[..., Any]]]) -> None
     A module may have imported the function by name. One pass replaces all pairs, because TensorFlow
     alone imports thousands of modules with half a million names.
     """
-    # Compared by identity: the objects in a module may be unhashable.
+    # Compare the functions by identity: the objects in a module may be unhashable.
     replacements = {id(original): function for original, function in places}
     for name, module in list(sys.modules.items()):
-        # The import system and this package's own modules keep the original functions.
+        # The import system and the modules of `thinwire.worker` keep the original functions.
         if name.startswith(("importlib", "_frozen", "posix", "thinwire.worker.")):
             continue
         with contextlib.suppress(Exception):
@@ -551,7 +553,7 @@ def hold_back(
     is_chief: Callable[[], bool],
     is_first: bool,
 ) -> HeldFiles:
-    """Start protecting the run's files in this process; return the protection.
+    """Start to protect the run's files in this process; return the HeldFiles object.
 
     Args:
         run_dir: Run directory on this host.
@@ -587,5 +589,5 @@ def was_kept(path: Any) -> bool:
 
 
 def held_files() -> list[HeldFiles]:
-    """Return the protections of this process; empty if `thinwire run` has not started it."""
+    """Return this process's HeldFiles; empty if `thinwire run` has not started it."""
     return _HELD

@@ -14,7 +14,7 @@ from thinwire.worker.held_files import HeldFiles, held_files, replace_everywhere
 
 
 def hold_tensorflow() -> None:
-    """Protect files from `tf.io.gfile`; TensorFlow must be imported."""
+    """Protect the run's files from `tf.io.gfile`; TensorFlow must be imported before."""
     for held in held_files():
         _hold_deletions(held)
         _hold_writing(held)
@@ -22,7 +22,7 @@ def hold_tensorflow() -> None:
 
 
 def hold_h5py(h5py: Any) -> None:
-    """Protect files from h5py, given the imported module."""
+    """Protect the run's files from the imported module `h5py`."""
     for held in held_files():
         _hold_h5py(held, h5py)
 
@@ -32,7 +32,8 @@ def share_downloads(file_utils: Any) -> None:
     for held in held_files():
         original = file_utils.get_file
         file_utils.get_file = held.downloads.share(original)
-        if "keras.utils" in sys.modules:  # imported before: it holds the original by name
+        # Keras.utils is imported: it holds the original `get_file` by name.
+        if "keras.utils" in sys.modules:
             replace_everywhere([(original, file_utils.get_file)])
 
 

@@ -24,14 +24,14 @@ class MadeFolders:
     def __init__(self, began: float) -> None:
         self._began = began
         self._own: set[str] = set()
-        self._shared: set[str] = set()  # made by another worker
+        self._shared: set[str] = set()  # paths of folders that another worker has made in this run
 
     def __contains__(self, place: str) -> bool:
         """Return True if a folder counts as made by the script."""
         return place in self._own or place in self._shared
 
     def is_own(self, place: str) -> bool:
-        """Return True if this process has made a folder itself."""
+        """Return True if this process, not another worker, has made a folder."""
         return place in self._own
 
     def add_own(self, place: str) -> None:
@@ -59,6 +59,6 @@ class MadeFolders:
         return True
 
     def forget(self, place: str) -> None:
-        """Record that a folder is deleted."""
+        """Record that a folder is deleted, so that it does not count as made by the script."""
         self._own.discard(place)
         self._shared.discard(place)

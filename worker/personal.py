@@ -1,4 +1,4 @@
-"""Personal layers: trainable variables that a worker does not share and trains locally."""
+"""Personal layers: trainable variables that a worker trains locally and does not share."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from thinwire.ops.types import State
 
 
 class PersonalLayers:
-    """Trainable variables outside W_global, stepped by the method's local optimizer.
+    """Trainable variables outside W_global (the shared model), stepped by a local optimizer.
 
     `TrainStep` saves the values of the variables. This class saves the optimizer's slots.
 
     Attributes:
-        gradient: [n] float32 gradient of the newest mini-batch; n is 0 if all variables are shared.
+        gradient: [n] float32 gradient of the personal variables at the newest mini-batch; n is 0 if
+            all variables are shared.
 
     Args:
         variables: Personal variables, in the model's order.
-        optimizer: Optimizer of local steps; plain SGD if the method has no local steps.
+        optimizer: The method's optimizer of local steps; plain SGD if the method has no local
+            steps.
     """
 
     def __init__(self, variables: Sequence[Any], optimizer: LocalStep) -> None:
@@ -35,12 +37,12 @@ class PersonalLayers:
         self._slots: State = optimizer.init(size, spec) if size else {}
 
     def begin_round(self) -> None:
-        """Start a round: restart the optimizer's slots, as after every exchange."""
+        """Start a round: reset the optimizer's slots, as a worker does after every exchange."""
         if self._values.size:
             self._slots = self._optimizer.restart(self._values.read(), self._slots)
 
     def check(self) -> None:
-        """Reject a gradient that is not finite.
+        """Reject a gradient of the personal variables that is not finite.
 
         Raises:
             NonFiniteUpdate: The gradient contains NaN or infinity.
@@ -52,7 +54,7 @@ class PersonalLayers:
             )
 
     def step(self, rate: float) -> None:
-        """Take a step against the gradient, at the scheduled learning rate."""
+        """Step the personal variables against their gradient, at the learning rate `rate`."""
         if not self._values.size:
             return
         weights = self._values.read()
@@ -62,10 +64,10 @@ class PersonalLayers:
         self._values.assign(weights)
 
     def save(self) -> State:
-        """Return the optimizer's slots as plain data."""
+        """Return the personal layers' optimizer slots as plain data."""
         return self._optimizer.save(self._slots) if self._slots else {}
 
     def restore(self, state: State) -> None:
-        """Restore slots from `save`; the caller must restore the variables' values first."""
+        """Restore optimizer slots from `save`; the variables' values must be restored before."""
         if state:
             self._slots = self._optimizer.restore(state, self._values.read(), self._slots)

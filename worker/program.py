@@ -1,4 +1,4 @@
-"""Describe the `Program` of this process: script, imported local modules and arguments.
+"""Describe this process's `Program`: its script, imported local modules and arguments.
 
 A module is local unless it belongs to Python, to an installed package, or to Thinwire. The program
 is read when this worker first joins, after the script has imported the modules for training.
@@ -31,7 +31,7 @@ _SWITCHES = ("insecure", "quiet")
 
 
 def program_here(compiled: Mapping[str, str]) -> Program:
-    """Return the program of this process.
+    """Return the description of this process's program.
 
     Args:
         compiled: Name of a compile setting of the model -> its description.
@@ -46,7 +46,7 @@ def program_here(compiled: Mapping[str, str]) -> Program:
 
 
 def _main_file() -> tuple[pathlib.Path | None, str]:
-    """Return the script's path and its digest at the start; None in a notebook without a file."""
+    """Return the script's path and initial digest; the path is None in a notebook."""
     if RECORD.source is not None:
         return RECORD.source
     name = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -79,13 +79,13 @@ def _local_files(
 
 def _arguments() -> Sequence[str]:
     launched = read_settings_file(os.environ)
-    if launched is not None:  # not from sys.argv, which the script may have changed
+    if launched is not None:  # use the launcher's arguments: the script may have changed sys.argv
         return launched.script[2 if launched.script[0] == MODULE_OPTION else 1 :]
     return [*_without_places(sys.argv[1:])]
 
 
 def _without_places(words: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments, without flags that differ between the processes of a run."""
+    """Yield command-line arguments, except flags that differ between the run's processes."""
     is_value = False
     for word in words:
         name, equals, _ = word.lstrip("-").partition("=")

@@ -1,4 +1,4 @@
-"""The worker role: load data, compute gradients and exchange them until the run ends."""
+"""The worker process: load data, compute gradients and exchange them until the run ends."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ from thinwire.worker.telemetry.tensorboard import WorkerScalars
 from thinwire.worker.train_step import TrainStep, clip, decay
 from thinwire.worker.trainer import WorkerSession
 
-_CALIBRATION_STEPS = 5  # steps measured before training, for --slowdown
-_PROBE_SECONDS = 2.0  # time limit for reaching the PS of a finished run
+_CALIBRATION_STEPS = 5  # number of steps that are measured before training, for --slowdown
+_PROBE_SECONDS = 2.0  # time limit, in seconds, for reaching the PS of a finished run
 
 
 def main(run: Run) -> int:
-    """Train until the run ends; return the exit code.
+    """Train as a worker until the run ends; return the process's exit code.
 
     Raises:
-        ConfigurationError, Unreachable, RequestRejected, Diverged: Training failed. Each type has
-            an exit code.
+        ConfigurationError, Unreachable, RequestRejected, Diverged: Training failed. Each exception
+            type has its exit code.
     """
     settings = worker_flags.read(run.nb_workers)
     limit_threads(settings.threads)
@@ -65,11 +65,11 @@ def main(run: Run) -> int:
 
 
 def limit_threads(threads: int, together: int = 1) -> None:
-    """Limit TensorFlow's threads.
+    """Limit the number of TensorFlow's threads.
 
     Args:
         threads: Number of threads for each concurrent call; 0 lets TensorFlow choose.
-        together: Number of concurrent calls.
+        together: Number of TensorFlow calls that run concurrently.
     """
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads * together)
@@ -120,7 +120,7 @@ class Worker:
         self.session.on_report = self._note_scalars
         self.gradient = np.zeros(shared.spec.num_parameters, np.float32)
         self._spare_gradient = np.zeros_like(self.gradient) if run.method.overlap else self.gradient
-        self._taken = True  # whether shard 0 accepted the last answered push
+        self._taken = True  # True if shard 0 accepted the last push that it has answered
         name = _name(own.id_worker)
         self.checkpoints = Checkpoints(checkpoints_of(run.run_dir, name), keep=2)
         self.scalars = WorkerScalars(scalars_of(run.run_dir, name))
@@ -184,7 +184,7 @@ class Worker:
         return "done" if session.core.stopped or not session.closing.is_set() else "interrupted"
 
     def _one_round(self) -> None:
-        """Run one mini-batch or none, then an exchange if the pacer requests one."""
+        """Run one mini-batch or none, then an exchange if the pacer requests an exchange."""
         session = self.session
         try:
             request = session.poll_pacer() or self._next_request()
@@ -192,12 +192,13 @@ class Worker:
         except NonFiniteUpdate as error:
             applied = False
             session.skip(error)
-            # The mini-batch has changed the moving statistics: restore the earlier values.
+            # The rejected mini-batch has changed the moving statistics: restore the values from
+            # before the mini-batch.
             self.statistics.assign(session.core.statistics)
         session.record_outcome(applied)
 
     def _next_request(self) -> PushRequest | None:
-        """Take a step if this worker has examples; return an exchange if one is due."""
+        """Take a step if this worker has examples; return the exchange if an exchange is due."""
         if self.shard.num_examples:
             return self._one_step()
         return self.session.submit_nothing()
@@ -226,7 +227,7 @@ class Worker:
         return request
 
     def _gradient(self, images: Any, labels: Any) -> tuple[Any, float]:
-        """Return the gradient (in device memory if the codec takes it from there) and the loss."""
+        """Return gradient and loss; the gradient stays on the device if the codec runs there."""
         if self.session.core.on_device:
             return self.step.gradients_on_device(images, labels, self.personal.gradient)
         personal = self.personal.gradient
@@ -248,13 +249,14 @@ class Worker:
         self.session.send(request)
         if not self.run.method.overlap:
             return self._settle()
-        # The open push may be a view of this buffer, and a lost stream makes the client send the
-        # push again. The next mini-batch must therefore write to the other buffer.
+        # The unanswered push may be a view of the buffer `gradient`, and after a lost stream the
+        # client sends the push again. The next mini-batch must therefore write to the buffer
+        # `_spare_gradient`.
         self.gradient, self._spare_gradient = self._spare_gradient, self.gradient
         return self._taken
 
     def _settle(self) -> bool:
-        """Wait for the replies to the open push; return True if shard 0 accepted the push."""
+        """Wait for the replies to the unanswered push; return True if shard 0 accepted it."""
         replies = self.session.finish_exchange(self._take_over, self.shard.cursor.epoch)
         return not replies or was_accepted(replies)
 
@@ -264,7 +266,7 @@ class Worker:
         self.statistics.assign(self.session.core.statistics)
 
     def _warm_up(self) -> None:
-        """Compile the step and measure its duration; restore the local variables afterwards."""
+        """Compile the training step and measure its duration; then restore the local variables."""
         if not self.shard.num_examples:
             return
         local = self.step.save_local()
@@ -289,14 +291,14 @@ class Worker:
         self.step.restore_local(local)
 
     def _note_scalars(self, counted: WorkerMetrics) -> None:
-        """Write the reported metrics to TensorBoard (heartbeat thread)."""
+        """Write the metrics that shard 0 receives to TensorBoard too (heartbeat thread)."""
         session = self.session
         self.scalars.record(counted, session.loss, session.num_steps, session.core.versions[0])
 
     # -- checkpoints --------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write a checkpoint; a disk error is logged, and training continues."""
+        """Write this worker's checkpoint; log a disk error and continue training."""
         session = self.session
         state = {
             "run_id": session.run_id,
@@ -320,8 +322,8 @@ class Worker:
         """Return the stop reason of a finished run, from this worker's checkpoint.
 
         Returns:
-            The stop reason; None if the checkpoint is of an unfinished run, or if the PS still
-            runs.
+            The run's stop reason; None if the checkpoint is of an unfinished run, or if the PS
+            still runs.
 
         Raises:
             OtherRun: The checkpoint is of a run with other settings.
@@ -342,10 +344,10 @@ class Worker:
         return first_setting(saved.get(SETTINGS) or {}, resumed_settings(self.run))
 
     def resume(self, last_applied_step: int) -> None:
-        """Restore this worker's checkpoint if the checkpoint is of this run.
+        """Restore this worker's state from its checkpoint if the checkpoint is of this run.
 
         Args:
-            last_applied_step: Last step of this worker that the shards applied.
+            last_applied_step: Number of this worker's last exchange that the shards applied.
 
         Raises:
             ConfigurationError: The checkpoint is of another split of the data.
@@ -393,6 +395,6 @@ class Worker:
     # -- signals ------------------------------------------------------------------------------
 
     def interrupt(self, number: int, frame: Any) -> None:
-        """Stop after the open exchange, on a termination signal."""
+        """Make the worker stop after the present exchange, on a termination signal."""
         logging.info("%s: stopping", signal.Signals(number).name)
         self.session.interrupt()

@@ -1,4 +1,4 @@
-"""Record of the script's use of Thinwire in this worker process.
+"""Record of the training script's use of Thinwire in this worker process.
 
 The script's sessions add themselves to `RECORD`. The launcher of the script reads `RECORD` at the
 script's end.
@@ -14,15 +14,15 @@ from thinwire.runtime.run.program import Rows
 
 
 class LeftBehind(Exception):
-    """The restarted script cannot rejoin its run; the run continues without this worker."""
+    """Error: the restarted script cannot rejoin its run, which continues without this worker."""
 
 
 class ScriptSession(Protocol):
-    """A model's session in the run, with the properties that the script's end needs."""
+    """A model's session in a run: the properties that are read at the script's end."""
 
     @property
     def num_exchanges(self) -> int:
-        """Number of exchanges started."""
+        """Number of exchanges with the PS that the session has started."""
 
     @property
     def stopped(self) -> bool:
@@ -35,7 +35,8 @@ class ScriptRecord:
     Attributes:
         chief: Id of the chief, the worker that writes the run's files.
         source: Path of the script and its digest at the start; None if not recorded.
-        program: Description of this worker's program; empty before the worker joins.
+        program: Description of this worker's program (script, modules, arguments); empty before the
+            worker joins.
     """
 
     def __init__(self) -> None:
@@ -57,44 +58,44 @@ class ScriptRecord:
         self._left_fit_by = error
 
     def has_left_fit_by(self, error: BaseException) -> bool:
-        """Return True if the error that ends the script is the error that ended its last `fit`."""
+        """Return True if `error`, which ends the script, is the error that ended its last `fit`."""
         return error is self._left_fit_by
 
     def on_evaluation(self, report: Callable[[Mapping[str, Any]], None]) -> None:
-        """Register `report`, to be called with the metrics of each evaluation by the script."""
+        """Register the function to be called with the metrics of each evaluation by the script."""
         self._report = report
 
     def evaluated(self, metrics: Mapping[str, Any]) -> bool:
-        """Report an evaluation by the script; return True if a run records the evaluation."""
+        """Report metrics of a script's evaluation; return True if a run records the metrics."""
         if self._report is not None:
             self._report(metrics)
         return self._report is not None
 
     def fail(self, error: BaseException) -> None:
-        """Record an error in a step that TensorFlow calls; TensorFlow raises a different one."""
+        """Record an error in a training step, because TensorFlow raises a different error."""
         self._failure = error
 
     def cause_of(self, error: BaseException) -> BaseException:
-        """Return an error's cause: the recorded failure for a TensorFlow error, else `error`."""
+        """Return the recorded step error if `error` is TensorFlow's; if not, return `error`."""
         is_tensorflows = type(error).__module__.startswith("tensorflow.")
         return self._failure if is_tensorflows and self._failure is not None else error
 
     def at_end(self, ending: Callable[[bool, str], None]) -> None:
-        """Register `ending`, to be called once with (failed, message) when the script ends."""
+        """Register a function to call once with (failed, message) when the script ends."""
         self._endings.append(ending)
 
     def end(self, failed: bool, message: str) -> None:
-        """Call the registered endings, newest first; later calls do nothing."""
+        """Call the functions registered by `at_end`, newest first; a second call does nothing."""
         while self._endings:
             self._endings.pop()(failed, message)
 
     def abandon(self) -> None:
-        """Drop the registered endings: this script ends without a report to the run."""
+        """Drop the functions registered by `at_end`: this script ends without a report."""
         self._endings.clear()
 
     @property
     def sessions(self) -> Sequence[ScriptSession]:
-        """All sessions, in the order of the calls of `distribute`."""
+        """All sessions of the script, in the order of its calls of `distribute`."""
         return tuple(self._sessions)
 
     @property
@@ -104,9 +105,9 @@ class ScriptRecord:
 
     @property
     def has_exchanged(self) -> bool:
-        """True if a session has started an exchange, or the run has ended."""
+        """True if a session of the script has started an exchange, or the run has ended."""
         return any(session.num_exchanges or session.stopped for session in self._sessions)
 
 
-#: Record of this process's script.
+#: Record of the training script that runs in this process.
 RECORD = ScriptRecord()

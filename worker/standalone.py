@@ -1,4 +1,4 @@
-"""Training without a network: one device and one Keras optimizer, as a baseline for all methods.
+"""Training on one device with one Keras optimizer, without a network, as a baseline.
 
 The ESync paper calls this baseline *local*, the DGS paper *MSGD*.
 """
@@ -31,8 +31,10 @@ class LocalTrainer:
         Args:
             shared: Model to train.
             method: Method of the run; only its server optimizer is used.
-            clip_norm: Largest L2 norm of a gradient; 0 is no limit.
-            weight_decay: Factor of the weights in the term added to each gradient before clipping.
+            clip_norm: Largest L2 norm of a gradient, to which longer gradients are scaled; 0 for no
+                limit.
+            weight_decay: Factor of weight decay: this factor times the weights is added to each
+                gradient before clipping.
         """
         self._shared = shared
         self._step = TrainStep(shared)
@@ -51,11 +53,11 @@ class LocalTrainer:
         return float(self._train(images, labels))
 
     def flat(self) -> Float32:
-        """Return the weights: [num_parameters] float32."""
+        """Return the shared weights as one vector, [num_parameters] float32."""
         return self._shared.flat()
 
     def save(self) -> State:
-        """Return the state that training changes: weights, optimizer, local variables."""
+        """Return the state that training changes: weights, optimizer state, local variables."""
         return {
             "weights": self.flat(),
             "optimizer": {str(i): np.array(v) for i, v in enumerate(self.optimizer.variables)},

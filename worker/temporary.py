@@ -1,6 +1,6 @@
 """Track the temporary files and folders that this process has made.
 
-Their names are random, so no other worker's script can refer to them.
+The names of temporary files are random, so no other worker's script can refer to these files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 _EVENTS = ("tempfile.mkdtemp", "tempfile.mkstemp")
-_MADE: dict[str, None] = {}  # paths in the order of creation, without symbolic links
+_MADE: dict[str, None] = {}  # recorded paths in the order of creation, without symbolic links
 
 
 @functools.cache
@@ -23,7 +23,7 @@ def record_temporary() -> None:
 
 
 def is_temporary(path: str) -> bool:
-    """Return True if a path is a recorded temporary file or folder, or is inside one."""
+    """Return True if a path is a recorded temporary file or folder, or inside such a folder."""
     whole = os.path.realpath(path)
     while whole not in _MADE:
         whole, before = os.path.dirname(whole), whole
@@ -33,7 +33,7 @@ def is_temporary(path: str) -> bool:
 
 
 def remove_temporary() -> None:
-    """Remove the recorded files and folders that still exist, as at the normal end of a script."""
+    """Remove the temporary files and folders that still exist, at the end of a script."""
     for path in _MADE:
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path, ignore_errors=True)

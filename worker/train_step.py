@@ -1,4 +1,4 @@
-"""The local part of a training step: one tf.function from weights to a flat gradient.
+"""A worker's local computation: one tf.function that turns weights into a flat gradient.
 
 The model's shared variables use the memory of one flat buffer where its alignment allows. The
 gradients are written to a second flat buffer. BUILD_NOTES.md compares measured alternatives.
@@ -25,12 +25,13 @@ from thinwire.ops.types import State
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Alignment, in bytes, of memory that TensorFlow can use without a copy.
+#: Alignment, in bytes, that an array's memory needs so that TensorFlow can use the array without a
+#: copy.
 _BORDER_BYTES = 64
 
 
 class TrainStep:
-    """A Keras model with its shared variables (W_global) as one flat float32 vector."""
+    """A Keras model whose shared variables (W_global) form one flat float32 vector."""
 
     def __init__(self, shared: SharedModel) -> None:
         """Prepare the tf.functions; TensorFlow traces them at the first step."""
@@ -53,10 +54,11 @@ class TrainStep:
         self._assign_all = tf.function(
             functools.partial(self._assign_parts, numbers), autograph=False
         )
-        self._lies_in: Float32 | None = None  # buffer whose memory the variables use
+        # Buffer that holds the variables' memory; None before `set_weights`.
+        self._lies_in: Float32 | None = None
         self._copied: list[int] = list(
             range(len(self.variables))
-        )  # variables with their own memory
+        )  # numbers of the variables outside the flat buffer
 
     def set_weights(self, flat: Float32 | DeviceArray) -> None:
         """Set the shared variables to `flat`.
@@ -86,8 +88,8 @@ class TrainStep:
             images: [B, ...] inputs in the task's dtype, usually float32.
             labels: [B, ...] labels in the task's dtype; int32 [B] for classes.
             out: [num_parameters] float32, overwritten with the gradient of the shared variables.
-            personal: [n] float32, overwritten with the gradient of the personal variables; None
-                skips the copy.
+            personal: [n] float32, overwritten with the gradient of the personal (unshared
+                trainable) variables; None skips the copy.
 
         Returns:
             The mean loss of the mini-batch.
@@ -102,22 +104,23 @@ class TrainStep:
     def gradients_on_device(
         self, images: Any, labels: Any, personal: Float32
     ) -> tuple[DeviceArray, float]:
-        """Compute the mean gradient, and leave it in device memory.
+        """Compute the mean gradient of one mini-batch, and leave it in device memory.
 
         Args:
             images: [B, ...] inputs in the task's dtype.
             labels: [B, ...] labels in the task's dtype.
-            personal: [n] float32, overwritten with the gradient of the personal variables.
+            personal: [n] float32, overwritten with the gradient of the personal (unshared
+                trainable) variables.
 
         Returns:
-            The gradient [num_parameters] float32, and the mean loss.
+            The gradient [num_parameters] float32, and the mean loss of the mini-batch.
         """
         loss, flat, personal_gradients = self._flat_step(images, labels)
         _fill(personal, personal_gradients)
         return DeviceArray(flat), float(loss)
 
     def vary_local_randomness(self, number: int) -> None:
-        """Give the random layers (dropout) a separate random stream on worker `number`, from 1."""
+        """Give dropout layers a separate random stream on worker `number` (counted from 1)."""
         seed_apart(self.local, number)
 
     def save_local(self) -> State:
@@ -125,7 +128,7 @@ class TrainStep:
         return {str(number): v.numpy() for number, v in enumerate(self.local)}
 
     def restore_local(self, state: State) -> None:
-        """Restore values that `save_local` returned."""
+        """Restore the values of unshared variables that `save_local` returned."""
         for number, variable in enumerate(self.local):
             variable.assign(state[str(number)])
 
@@ -154,14 +157,15 @@ class TrainStep:
         return loss, tf.concat(shared, 0), gradients[len(self._sizes) :]
 
     def _take_over(self, flat: Float32) -> None:
-        """Make the variables use the memory of `flat` [num_parameters], where aligned."""
+        """Make each variable with a 64-byte-aligned part of `flat` use that part's memory."""
         self._lies_in, self._copied = flat, []
         for number, variable in enumerate(self.variables):
             part = self._part(flat, number)
             if part.size and not part.ctypes.data % _BORDER_BYTES:
                 variable.value.assign(tf.reshape(as_tensor(part), self._shapes[number]))
             value = np.asarray(memoryview(variable.value.read_value()))
-            # A variable on a GPU or with an unaligned part has its own memory: copy each time.
+            # A variable on a GPU or with an unaligned part of `flat` has separate memory:
+            # `set_weights` must copy its values each time.
             if not np.may_share_memory(value, part):
                 self._copied.append(number)
         self._assign = tf.function(
@@ -174,7 +178,7 @@ class TrainStep:
             self.variables[number].value.assign(values)
 
     def _part(self, flat: Any, number: int) -> Any:
-        """Return a variable's part of a flat vector."""
+        """Return the part of a flat vector that belongs to shared variable `number`."""
         return flat[self._offsets[number] : self._offsets[number + 1]]
 
 
@@ -186,7 +190,7 @@ def as_tensor(flat: Float32) -> Any:
 
 
 def _fill(flat: Float32, gradients: list[Any]) -> None:
-    """Concatenate gradients into a vector [n] float32, which the gradients fill."""
+    """Write gradients one after the other into a vector [n] float32, which they fill."""
     start = 0
     for gradient in gradients:
         values = gradient.numpy().ravel()
@@ -201,7 +205,7 @@ def decay(gradient: Float32 | DeviceArray, weights: Float32, weight_decay: float
 
 
 def clip(gradient: Float32 | DeviceArray, norm_limit: float) -> None:
-    """Scale a gradient [n] in place to an L2 norm of at most `norm_limit`; 0 is no limit."""
+    """Scale a gradient [n] in place to an L2 norm of at most `norm_limit`; 0 for no limit."""
     if not norm_limit:
         return
     on_device = isinstance(gradient, DeviceArray)

@@ -34,14 +34,16 @@ from thinwire.worker.telemetry.round_trace import MEASURES, origin_of, seconds_t
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Most consecutive mini-batches that may be skipped or rejected before the run has diverged.
+#: Number of consecutive mini-batches that may be skipped or rejected. With more, the training
+#: counts as diverged.
 _MOST_IN_A_ROW = 100
 
 
 class DivergenceDetector:
-    """Detects divergence: too many consecutive mini-batches were unusable.
+    """Detects that training has diverged: too many consecutive mini-batches were unusable.
 
-    A mini-batch is unusable if its gradient is not finite or is rejected for its size.
+    A mini-batch is unusable if its gradient is not finite, or if a shard rejects the gradient as
+    too large.
     """
 
     def __init__(self) -> None:
@@ -57,7 +59,7 @@ class DivergenceDetector:
         return self._in_a_row > _MOST_IN_A_ROW
 
     def diverged(self, learning_rate: float) -> Diverged:
-        """Return the error to raise if `has_diverged` is True."""
+        """Return the error that the caller must raise if `has_diverged` is True."""
         return Diverged(
             f"{self._in_a_row} mini-batches in a row had NaN or infinite gradients, or were "
             "rejected for their size; the model has diverged, or this device is faulty. Lower "
@@ -75,11 +77,11 @@ class Stopwatch:
         self._mark = time.perf_counter()
 
     def start(self) -> None:
-        """Start a lap; the time since the last lap is not counted."""
+        """Start a lap; the stopwatch does not count the time since the last lap's end."""
         self._mark = time.perf_counter()
 
     def lap(self, what: str) -> float:
-        """End a lap: add its seconds to the activity `what`, and return the seconds."""
+        """End a lap: add the lap's seconds to the activity `what`, and return the seconds."""
         now = time.perf_counter()
         seconds = now - self._mark
         self.seconds[what] += seconds
@@ -100,7 +102,7 @@ def exchange_for(
         run: The run's settings.
         own: This worker's settings.
         core: Training engine of this worker.
-        closing: Set when the worker must stop.
+        closing: Event that is set when the worker must stop.
         offering: Model that the worker offers to shards without a model; None if the shards have a
             model.
     """
@@ -122,13 +124,13 @@ def exchange_for(
     return exchange
 
 
-#: Time limit of an exchange after an interrupt. An interrupted PS answers within DRAIN_SECONDS, so
-#: the limit is slightly longer.
+#: Time limit of an exchange after an interrupt, in seconds. An interrupted PS answers within
+#: DRAIN_SECONDS, so the limit is slightly longer than DRAIN_SECONDS.
 _CUT_SECONDS = DRAIN_SECONDS + 0.5
 
 
 class WorkerSession:
-    """A worker without data or a model: takes flat gradients or weights, returns flat weights.
+    """A worker's session in a run: it takes flat gradients or weights, returns flat weights.
 
     The caller calls `join` and `begin` first. For each mini-batch, the caller calls `poll_pacer`
     and `submit`, and `exchange_round` if one of the two calls returned a request. The last call is
@@ -143,11 +145,11 @@ class WorkerSession:
         on_gpu: True if gradients are computed on a GPU.
         labels: Label -> number of this worker's examples with the label, for reports.
         num_examples: Size of the whole training set, by which codecs count epochs; 0 if unknown.
-        momentum: Momentum of the script's optimizer, which the codec applies if the method
-            `takes_momentum`.
+        momentum: Momentum factor of the script's optimizer. The codec applies the momentum if the
+            method `takes_momentum`.
         offering: Model that the worker offers to shards without a model; None if the shards have a
             model.
-        part: (number of this worker's examples, mini-batch size); None if unknown.
+        part: Pair (number of this worker's examples, mini-batch size); None if unknown.
         keeps_on_device: True if weights may stay in the memory of the device that computes
             gradients.
     """
@@ -183,22 +185,24 @@ class WorkerSession:
             keeps_on_device,
         )
         self.exchange = exchange_for(run, own, self.core, self.closing, offering)
-        self.stopwatch = Stopwatch()  # measures the training thread
-        self.exchange_watch = self.stopwatch  # measures the thread that encodes and exchanges
+        self.stopwatch = Stopwatch()  # times of the training thread's activities
+        self.exchange_watch = self.stopwatch  # times of the thread that encodes and exchanges
         self.measure = MEASURES[own.measure](run.method.pacer, self.exchange)
         self.pacing = PacingClient(run.method.pacer, self.exchange.shards[0])
-        self.before = WorkerMetrics(id=own.id_worker)  # totals of earlier incarnations
+        # Totals of this worker's earlier incarnations (processes).
+        self.before = WorkerMetrics(id=own.id_worker)
         self.labels = dict(labels or {})
         self.run_id = ""
         self.joined_at_step = 0
         self.num_steps = 0
         self.num_non_finite = 0
-        self.loss: float | None = None  # loss of the newest mini-batch; None: unknown
-        self.step_seconds = 0.0  # duration of the newest local step
+        self.loss: float | None = None  # mean loss of the newest mini-batch; None if unknown
+        self.step_seconds = 0.0  # duration of the newest local step, in seconds
         self.on_report: Callable[[WorkerMetrics], None] = lambda counted: None
         self.started_at = time.monotonic()
         self._step_ended_at = 0.0
-        self._under_way: PushRequest | None = None  # pushed and not settled
+        # Request that the shards have not all answered; None: no open push.
+        self._under_way: PushRequest | None = None
         self._divergence = DivergenceDetector()
         self._heartbeat: Heartbeat | None = None
 
@@ -209,21 +213,21 @@ class WorkerSession:
 
     @property
     def stop_reason(self) -> str:
-        """Stop reason of the run, as far as this worker knows; empty while the run continues."""
+        """The run's stop reason; empty while the run continues, as far as this worker knows."""
         return self.core.stop_reason or self.exchange.shards[0].halt_cause
 
     def parts_under_way(self, optimizer: int) -> int:
-        """Return the number of batch parts in the open push, if the push is for `optimizer`."""
+        """Return the unanswered push's number of batch parts; 0 if not for `optimizer`."""
         push = self._under_way
         return push.batch_parts if push is not None and push.optimizer == optimizer else 0
 
     # -- joining and leaving ------------------------------------------------------------------
 
     def join(self) -> int:
-        """Join every shard.
+        """Join the run at every shard.
 
         Returns:
-            The last step of this worker that the shards applied.
+            Number of this worker's last exchange that the shards applied.
 
         Raises:
             Unreachable, RequestRejected: A shard does not answer, or rejects this worker.
@@ -253,21 +257,22 @@ class WorkerSession:
         return weights
 
     def leave(self, cause: str) -> None:
-        """Send a last report and leave every connected shard."""
+        """Send a last report to shard 0 and leave every connected shard, for the reason `cause`."""
         if self._heartbeat is not None:
             self._heartbeat.stop()
             self._heartbeat = None
         self.exchange.close(cause)
 
     def interrupt(self) -> None:
-        """Stop after the open exchange; after a time limit, leave without waiting for replies."""
+        """Stop after the present exchange; after a time limit, leave without its replies."""
         self.closing.set()
         timer = threading.Timer(_CUT_SECONDS, self._cut)
         timer.daemon = True
         timer.start()
 
     def _cut(self) -> None:
-        # A Leave frees the barrier immediately; else all workers wait until this lease ends.
+        # A Leave message removes this worker from the barrier immediately. Without it, all workers
+        # wait until this worker's lease ends.
         for shard in self.exchange.shards:
             shard.send(pb.ToServer(leave=pb.Leave(cause="interrupted")))
         for shard in self.exchange.shards:
@@ -276,7 +281,7 @@ class WorkerSession:
     # -- one mini-batch -----------------------------------------------------------------------
 
     def poll_pacer(self) -> PushRequest | None:
-        """Return the request that ends the round, if the pacer wants a push before another step."""
+        """Return the round's push if the pacer wants a push before another local step."""
         core, lap = self.core, self.exchange_watch.lap
         self.measure.begin_step()
         ready = self.pacing.ready(
@@ -299,18 +304,20 @@ class WorkerSession:
         computed_at: Sequence[int] | None = None,
         figures: ScriptFigures = NO_FIGURES,
     ) -> PushRequest | None:
-        """Process one mini-batch; return an exchange, or None for a local step.
+        """Process one mini-batch; return the exchange to send, or None if the step was local.
 
         Args:
             values: [num_parameters] float32 gradient of the mean loss at the current weights. If
                 the method `steps_on_workers`: the weights after the script's step.
             samples: Number of examples in the mini-batch.
             loss: Mean loss of the mini-batch; None if unknown.
-            statistics: [m] float32 moving statistics after the mini-batch.
-            started: Start of the work on the mini-batch, by time.monotonic().
-            computed_at: Version of each shard's weights that the gradient was computed at; None for
-                the current versions.
-            figures: Further data from the script's optimizer.
+            statistics: [m] float32 moving statistics (of batch normalization) after the mini-batch.
+            started: Time at which the work on the mini-batch started, by time.monotonic(), in
+                seconds.
+            computed_at: For each shard, the version of the weights that the gradient was computed
+                at; None for the worker's current versions.
+            figures: Settings of the mini-batch (learning rate, loss scale) from the script's
+                optimizer.
 
         Raises:
             thinwire.ops.codecs.base.NonFiniteUpdate: The gradient contains NaN or infinity; the
@@ -327,7 +334,7 @@ class WorkerSession:
         return request
 
     def submit_nothing(self) -> PushRequest:
-        """Return the empty exchange of a worker without examples."""
+        """Return an exchange without an update, for a worker without examples."""
         request = self.core.begin_empty()
         self.measure.record(round_trace.ENCODE, self.exchange_watch.lap("encode"))
         return request
@@ -335,12 +342,12 @@ class WorkerSession:
     def exchange_round(
         self, request: PushRequest, take_over: Callable[[Float32], None], epoch: int = 0
     ) -> list[ShardReply | None]:
-        """Push and wait for the replies; `finish_exchange` documents arguments and result."""
+        """Push to all shards and wait for their replies; arguments as for `finish_exchange`."""
         self.send(request)
         return self.finish_exchange(take_over, epoch)
 
     def send(self, request: PushRequest) -> None:
-        """Push to all shards. `finish_exchange` waits for the replies."""
+        """Push to all shards without waiting; `finish_exchange` waits for the replies."""
         self.exchange.send(request)
         self._under_way = request
         self.measure.record(round_trace.ENCODE, self.exchange_watch.lap("encode"))
@@ -348,20 +355,21 @@ class WorkerSession:
     def finish_exchange(
         self, take_over: Callable[[Float32], None], epoch: int = 0
     ) -> list[ShardReply | None]:
-        """Wait for the replies to the open push, and start the next round.
+        """Wait for all shards' replies to the unanswered push, and start the next round.
 
         Args:
-            take_over: Called with the weights for the next round.
-            epoch: Number of the epoch of this worker's examples, for reports.
+            take_over: Function that is called with the weights for the next round.
+            epoch: Number of this worker's passes over its examples, for reports.
 
         Returns:
-            One reply per shard, None for a shard that rejected the push as not finite. Empty if no
-            push is open.
+            One reply per shard; None from a shard that rejected the push as not finite. The list is
+            empty if no push waits for replies.
 
         Raises:
             Unreachable, RequestRejected: A shard stayed unreachable, or rejected this worker.
             ShardGone: The run has ended, and a shard has closed the stream.
-            ConfigurationError: A shard rejected the push as malformed, or its reply is malformed.
+            ConfigurationError: A shard rejected the push as malformed, or the shard's reply is
+                malformed.
         """
         request, self._under_way = self._under_way, None
         if request is None:
@@ -387,7 +395,7 @@ class WorkerSession:
             logging.warning("skipping a mini-batch: %s (further ones are only counted)", error)
 
     def record_outcome(self, applied: bool) -> None:
-        """Record whether the newest mini-batch was usable: finite and not rejected for its size.
+        """Record if the newest mini-batch was usable: finite and not rejected as too large.
 
         Args:
             applied: True if the mini-batch was usable.
@@ -428,7 +436,7 @@ class WorkerSession:
         return counted.to_json()
 
     def _rounds(self) -> list[str]:
-        """Return the documents of rounds not yet sent to shard 0 (heartbeat thread)."""
+        """Return JSON documents of measured rounds that shard 0 lacks (heartbeat thread)."""
         listener = self.exchange.shards[0].welcome
         origin = origin_of(self.own.id_worker, self.run.device, self.on_gpu, listener.incarnation)
         return self.measure.batches(origin, listener)

@@ -1,4 +1,4 @@
-"""Record the files that the processes of a run open for writing, per process and for the chief.
+"""Record the files that a run's processes open for writing, per process and for the chief.
 
 Several processes run the script. A process that starts during the run must not delete the chief's
 files, but may replace files that its own worker has written. Each process records the files that it
@@ -18,7 +18,8 @@ from typing import Any
 from thinwire.runtime.run.script_settings import CHIEF, SETTINGS_FOLDER, WRITTEN
 from thinwire.worker.temporary import is_temporary
 
-#: Most paths recorded per list. It bounds the memory if a script writes a new file in each step.
+#: Largest number of paths in one list of written files. The limit bounds the memory if a script
+#: writes a new file in each step.
 _MOST_PATHS = 20_000
 
 
@@ -34,29 +35,30 @@ class WrittenFiles:
     def __init__(self, run_dir: pathlib.Path, node: str, is_chief: Callable[[], bool]) -> None:
         self._folder, self._node, self._is_chief = run_dir / SETTINGS_FOLDER, node, is_chief
         self._noted: dict[str, set[str]] = {CHIEF: set(), node: set()}
-        self._before = self._read(node)  # paths of this worker's earlier processes
+        self._before = self._read(node)  # paths that this worker's earlier processes have written
 
     def begin_run(self, is_chief: bool) -> None:
-        """Remove this process's list of an earlier run, and as chief also the chief's list."""
+        """Remove an earlier run's list of this process; the chief removes the chief's list too."""
         for name in (self._node, CHIEF) if is_chief else (self._node,):
             with contextlib.suppress(OSError):
                 (self._folder / f"{name}{WRITTEN}").unlink(missing_ok=True)
         self._before = set()
 
     def note(self, path: str, trains: bool) -> None:
-        """Record that this process writes a file; a path is recorded once.
+        """Record that this process writes a file; a second call for the same path does nothing.
 
         Args:
             path: Absolute path without symbolic links.
             trains: True if this process trains with the other workers, or is the first process that
-                will. Only then can this process write as the chief.
+                will. Only with True can this process write as the chief.
         """
         name = CHIEF if trains and self._is_chief() else self._node
         noted = self._noted[name]
         if path in noted or len(noted) >= _MOST_PATHS or "\n" in path or is_temporary(path):
             return
         noted.add(path)
-        with contextlib.suppress(OSError):  # optional: a restarted process then keeps more files
+        # Ignore the error: without the list, a restarted process protects more files.
+        with contextlib.suppress(OSError):
             self._append(name, path)
 
     def is_own(self, path: str) -> bool:

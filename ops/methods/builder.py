@@ -1,4 +1,4 @@
-"""Composition of a method from the flags: builds each policy with its hyper-parameters."""
+"""Composition of a training method from the flags: build each policy with its settings."""
 
 from __future__ import annotations
 
@@ -33,23 +33,25 @@ from thinwire.ops.sync.rule import SYNC_RULES, make_rule
 from thinwire.ops.types import ConfigurationError, Kind, Policy, configured
 from thinwire.ops.weighting.registry import WEIGHTINGS
 
-#: Bound of --sync=ssp if neither a flag nor the method sets a bound.
+#: Staleness bound of --sync=ssp, in steps, if neither a flag nor the method sets a bound.
 DEFAULT_SSP_BOUND = 3
-#: Outer rate of an adaptive Keras optimizer if neither a flag nor the method sets a rate.
+#: Learning rate of an adaptive Keras optimizer on the PS if neither a flag nor the method sets a
+#: rate.
 _ADAPTIVE_RATE = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
 class Choices(CodecChoices, DgtChoices):
-    """Values of the flags that describe a method.
+    """Values of the flags that describe a training method.
 
-    None means "not given": the method's value counts, or else the policy's default.
+    None means that the user has not given the flag: the method's value counts, or the policy's
+    default if the method has no value.
     """
 
     method: str
     nb_workers: int
     overrides: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    # Settings of the down codecs sparse and auto.
+    # Settings of the down codecs (codecs of the shards' replies) sparse and auto.
     down_ratio: float | None = None
     down_value_dtype: str = "float32"
     resync_every: int = 0
@@ -88,7 +90,7 @@ class Choices(CodecChoices, DgtChoices):
     prox_mu: float | None = None
     local_opt_state: str = "keep"
     local_lr: float | None = None
-    learning_rate: float = 0.02  # rate that `local_lr` is divided by
+    learning_rate: float = 0.02  # learning rate by which the method divides `local_lr`
     schedule_clock: str = "batches"
     bn_sync: bool = True
     placement: str = "hash"
@@ -96,16 +98,18 @@ class Choices(CodecChoices, DgtChoices):
     collective: str = THROUGH_PS
     overlap: bool = False
     aggregate: str = Mean.name
-    trim_fraction: float | None = None  # setting of the aggregate trimmed_mean
+    # Trimmed fraction of the aggregate trimmed_mean; None: not given.
+    trim_fraction: float | None = None
     dp_clip: float = 0.0
     dp_noise: float = 0.0
 
 
 def compose(choices: Choices) -> Method:
-    """Build the method from the choices, and check that its policies work together.
+    """Build a method from the flags' values, and check that its policies work together.
 
     Raises:
-        ConfigurationError: A name is unknown, a value is illegal, or choices exclude each other.
+        ConfigurationError: A policy's name is unknown, a value is illegal, or two flags exclude
+            each other.
     """
     if choices.method not in METHODS:
         raise ConfigurationError(
@@ -158,7 +162,7 @@ def compose(choices: Choices) -> Method:
 def _refuse_idle(
     interface: str, registry: Mapping[str, type[Policy]], name: str, choices: Choices
 ) -> None:
-    """Reject settings with the prefix of a policy that was not chosen."""
+    """Reject settings that belong to a policy that the method does not use."""
     defaults = {field.name: field.default for field in dataclasses.fields(Choices)}
     for other, policy in registry.items():
         prefix = other.replace("_", "") + "_"
@@ -173,7 +177,7 @@ def _refuse_idle(
 
 
 def _check_epochs(pacer: str, choices: Choices) -> None:
-    """Reject --local_epochs together with --local_steps, or with a pacer that ignores it."""
+    """Reject --local_epochs with --local_steps, or with a pacer that ignores --local_epochs."""
     if choices.local_epochs and choices.local_steps is not None:
         raise ConfigurationError(
             f"--local_epochs={choices.local_epochs} and --local_steps={choices.local_steps} were "
@@ -195,7 +199,7 @@ def _sync_rule(name: str, choices: Choices) -> SyncPolicy:
 
 
 def _drawn_rule(name: str, choices: Choices) -> SyncPolicy:
-    """Return the rule that draws workers for each round; reject rules without common rounds."""
+    """Return the rule that draws a round's workers; reject rules without common rounds."""
     if name != "bsp":
         flag = "--draws" if choices.draws is not None else f"--fraction={choices.fraction:g}"
         raise ConfigurationError(
@@ -207,7 +211,7 @@ def _drawn_rule(name: str, choices: Choices) -> SyncPolicy:
 
 
 def _weighting(name: str, rule: SyncPolicy, counts_all_alike: bool, is_script: bool) -> str:
-    """Return the weighting if no flag sets one.
+    """Return the name of the updates' weighting if no flag sets a weighting.
 
     A script's optimizer averages gradients over all examples, so updates of a round are weighted by
     their examples. A robust aggregate and noise for privacy need equal weights: a worker must not
@@ -243,7 +247,7 @@ def _aggregate(choices: Choices) -> Aggregate:
 
 
 def _local(choices: Choices) -> LocalStep:
-    """Return the optimizer of local steps; reject settings that it does not have.
+    """Return the optimizer of local steps; reject settings that this optimizer lacks.
 
     The optimizer gets --local_lr as a factor of --learning_rate, so that the schedule applies to
     the local rate too.
@@ -278,9 +282,10 @@ def _local(choices: Choices) -> LocalStep:
 
 
 def _server(name: str, choices: Choices, kind: Kind) -> ServerUpdate:
-    """Return the optimizer of the PS.
+    """Return the optimizer with which the PS applies updates.
 
-    Some names mean an outer optimizer if the workers send changes of weights.
+    If workers send changes of weights, some names mean an outer optimizer, which steps with the
+    mean change.
     """
     if name == SCRIPT:
         return _awaited(choices)
@@ -300,7 +305,7 @@ def _server(name: str, choices: Choices, kind: Kind) -> ServerUpdate:
 
 
 def _with_usual_rates(name: str, choices: Choices, kind: Kind) -> Choices:
-    """Fill in the momentum and outer rate of a Keras optimizer if they are not given.
+    """Fill in the momentum and learning rate of a Keras optimizer if no flag gives them.
 
     An adaptive optimizer gets a small rate: it steps each entry by about the rate, for any size of
     the change of weights.
@@ -315,7 +320,7 @@ def _with_usual_rates(name: str, choices: Choices, kind: Kind) -> Choices:
 
 
 def _refuse_others(name: str, policy: type[ServerUpdate], choices: Choices) -> None:
-    """Reject settings that the chosen server optimizer does not have."""
+    """Reject settings that the chosen optimizer of the PS does not have."""
     policies: dict[str, type[ServerUpdate]] = {"sgd": OptimizerUpdate, **OUTER_OPTIMIZERS}
     fields = {cls: {f.name for f in dataclasses.fields(cls)} for cls in policies.values()}
     for setting in sorted(set().union(*fields.values()) - fields[policy] - {"optimizer"}):
@@ -330,7 +335,7 @@ def _refuse_others(name: str, policy: type[ServerUpdate], choices: Choices) -> N
 
 
 def _awaited(choices: Choices) -> AwaitedUpdate:
-    """Return the update that awaits a script's optimizer; reject flags that it sets itself."""
+    """Return a placeholder for a script's optimizer; reject flags that this optimizer sets."""
     for flag, value in (("momentum", choices.momentum), ("weight_decay", choices.weight_decay)):
         if value:
             raise ConfigurationError(
@@ -341,10 +346,10 @@ def _awaited(choices: Choices) -> AwaitedUpdate:
 
 
 def adopt(method: Method, offer: Offer) -> Method:
-    """Return the method with the optimizers of a script, if the PS steps with these optimizers.
+    """Return the method with the optimizers of a script's offer, if the PS uses them.
 
     Workers and PS place the model with the result: `adopt(method, offer).place(spec, num_shards)`.
-    Nodes compare the fingerprints of the original method.
+    Nodes compare the fingerprints of the original `method`, not of the result.
 
     Raises:
         ConfigurationError: The offer names a class that is not on the allow-list, has no optimizer,

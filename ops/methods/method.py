@@ -1,4 +1,4 @@
-"""Methods: named combinations of policies. A method is data.
+"""Training methods: named combinations of policies, written as data.
 
 A new method is a row in METHODS. A new policy is a class, and a row in its package's registry.
 `thinwire.ops.methods.builder.compose` builds a Method and checks that its policies work together.
@@ -26,12 +26,13 @@ from thinwire.ops.sync.base import SyncPolicy
 from thinwire.ops.types import ConfigurationError, Kind, ModelSpec, ShardLayout, describe
 from thinwire.ops.weighting.base import Weighting
 
-#: Names of the policy interfaces, in the order of the fingerprint. Each name is also a flag.
+#: Names of the policy interfaces, in the order in which the run's fingerprint lists them. Each name
+#: is also a flag.
 INTERFACES = ("pacer", "codec", "down_codec", "router", "sync", "weighting", "server_optimizer")
-#: Hyper-parameters that a row of METHODS may set -> the owner: an interface or hyper-parameter. A
-#: hyper-parameter has the name of its flag and its field of `Choices`, where None is "not given".
-#: The row's value counts only if the owner has the row's value too. A flag replaces the row's
-#: value.
+#: Hyper-parameter that a row of METHODS may set -> owner of the hyper-parameter: an interface or
+#: another hyper-parameter. A hyper-parameter has the name of its flag and its field of `Choices`,
+#: where None means that the user has not given a value. The row's value counts only if the owner
+#: has the row's value too. A flag replaces the row's value.
 BELONGS_TO = {
     "local_steps": "pacer",
     "local_optimizer": "pacer",
@@ -55,23 +56,24 @@ _DENSE_ASP = {
     "server_optimizer": "sgd",
 }
 
-#: Common choices of the federated methods: local steps, and rounds of all workers.
+#: Policies that all federated methods share: local steps, and rounds of all workers.
 _ROUNDS = _DENSE_ASP | {"pacer": "fixed", "sync": "bsp"}
 
-#: --method value -> its value of each interface, and its hyper-parameters. A hyper-parameter stands
-#: after its owner, because `row_with` reads a row in order.
+#: --method value -> the method's row: value of each interface, and hyper-parameters. A
+#: hyper-parameter stands after its owner, because `row_with` reads a row in order.
 METHODS: dict[str, dict[str, Any]] = {
     # AdaComp: top-k per tensor, other entries dropped; rate eta / max(1, staleness) per entry.
     # Hardy et al., arXiv 1702.04683.
     "adacomp": _DENSE_ASP | {"codec": "topk", "down_codec": "delta", "weighting": "per_entry"},
-    # Asynchronous SGD: every push is one step.
+    # Asynchronous SGD: the PS takes one step for every push.
     "asgd": _DENSE_ASP,
     # Asynchronous SGD with delay compensation. Zheng et al., ICML 2017.
     "dcasgd": _DENSE_ASP | {"weighting": "dc_asgd"},
     # Bulk synchronous: one update per round of all workers.
     "bsp": _DENSE_ASP | {"sync": "bsp"},
     "ssgd": _DENSE_ASP | {"sync": "bsp"},
-    # Stale synchronous: no worker runs further ahead than the bound. Ho et al., NIPS 2013.
+    # Stale synchronous: no worker is more steps ahead of the slowest worker than the bound. Ho et
+    # al., NIPS 2013.
     "ssp": _DENSE_ASP | {"sync": "ssp"},
     # Grouping-SGD: synchronous groups that step asynchronously, weighted by 1/Y.
     # Jiang et al., CCGrid 2019.
@@ -130,15 +132,16 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def row_with(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's row, with the user's values instead of the row's values.
+    """Return a method's row of METHODS. The user's values replace the row's values.
 
     Args:
         name: Key of METHODS.
-        given: The user's values by interface and hyper-parameter; None means not given.
+        given: Interface or hyper-parameter -> the user's value; None if the user has given no
+            value.
 
     Returns:
-        The value of each interface, and the row's hyper-parameters that were given or that count.
-        See `BELONGS_TO`.
+        The value of each interface, and the row's hyper-parameters that the user has given or that
+        count by the rule at `BELONGS_TO`.
     """
     row = METHODS[name]
     values: dict[str, Any] = {}
@@ -152,33 +155,36 @@ def row_with(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_methods(name: str) -> str:
-    """Return the rows' values of a hyper-parameter, for a flag's help, like "5 with a, "."""
+    """Return the methods' values of a hyper-parameter, for a flag's help: "5 with a, "."""
     return "".join(f"{row[name]} with {method}, " for method, row in METHODS.items() if name in row)
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """The policies and settings that train a model.
+    """A training method: the policies and settings that train a model.
 
     Attributes:
-        name: Value of --method.
+        name: Name of the method, the value of --method.
         pacer: Policy that decides when a worker pushes.
-        codec: Policy that codes the workers' updates.
-        down_codec: Policy that codes the shards' replies.
+        codec: Policy that codes (compresses) the workers' updates.
+        down_codec: Policy that codes (compresses) the shards' replies.
         router: Policy that assigns parts of an update to classes of service.
         sync: Policy that decides which updates are merged, and which workers wait.
-        weighting: Policy that scales updates.
-        server: Optimizer of the PS.
-        choices: Values of `row_with` as text, for people and summary.json.
+        weighting: Policy that scales each worker's update before the PS merges updates.
+        server: Optimizer with which the PS applies merged updates.
+        choices: Interface or hyper-parameter -> value, from `row_with`, as text for people and
+            summary.json.
         placement: Policy that divides the model among the shards.
         local: Optimizer of the local steps between two exchanges.
         bn_sync: True if BatchNorm's moving statistics are averaged over the workers.
-        schedule_clock: Count at which a learning rate schedule of a script's optimizer is read.
-        collective: Where gradients are summed: THROUGH_PS, or an algorithm for the workers.
+        schedule_clock: Name of the count (batches or steps) at which the learning rate schedule of
+            a script's optimizer is read.
+        collective: THROUGH_PS if the PS sums gradients, or the name of the algorithm by which
+            workers sum gradients.
         overlap: True if workers compute the next gradient while an exchange is under way.
-        aggregate: Policy that merges the updates of one release.
-        privacy: Policy that clips updates and adds noise.
-        warnings: Warnings about choices that make no difference.
+        aggregate: Policy that merges the updates of one release (a merged round).
+        privacy: Policy that clips workers' updates and adds noise to their mean.
+        warnings: Warnings about flags that make no difference with this method.
     """
 
     name: str
@@ -202,7 +208,7 @@ class Method:
 
     @property
     def kind(self) -> Kind:
-        """Meaning of the updates' values on the wire."""
+        """Meaning of the values that workers push: gradient, change of weights, or weights."""
         return Kind.DELTA if Kind.DELTA in (self.pacer.kind, self.codec.kind) else Kind.GRADIENT
 
     @property
@@ -212,7 +218,7 @@ class Method:
 
     @property
     def ahead(self) -> float:
-        """Fraction of the residual that a worker adds to its model before local steps, 0 to 1."""
+        """Fraction (0 to 1) of unsent entries that a worker adds to its weights before a round."""
         codecs = wrappers_of(self.codec)
         return max((codec.ahead for codec in codecs if isinstance(codec, ErrorFeedback)), default=0)
 
@@ -223,28 +229,29 @@ class Method:
 
     @property
     def ends_epochs_together(self) -> bool:
-        """True if all workers share the rounds and take equally many steps in a round."""
+        """True if all workers train in the same rounds, with equally many steps in a round."""
         one_group = len(self.sync.groups) == 1 and self.sync.auto is None
         return one_group and self.sync.takes_all and not self.pacer.queries
 
     @property
     def steps_on_workers(self) -> bool:
-        """True if a script's own optimizer steps, and the worker sends weights, not gradients."""
+        """True if a script's own optimizer steps on each worker, instead of the PS' optimizer."""
         return self.local.brings_weights
 
     @property
     def takes_momentum(self) -> bool:
-        """True if the codec applies a script's plain momentum, and the script steps without it."""
+        """True if the codec, not the script's optimizer, applies the script's plain momentum."""
         return with_momentum(self.codec, 0.0) is not self.codec
 
     def of_part(self, num_examples: int, batch_size: int) -> Method:
         """Return the method with a pacer for one worker's part of the data.
 
-        The fingerprint stays equal, because it leaves out the number of mini-batches.
+        The method's fingerprint stays equal, because the fingerprint leaves out the number of
+        mini-batches.
 
         Args:
-            num_examples: Number of the worker's examples.
-            batch_size: Number of examples of a mini-batch.
+            num_examples: Number of the worker's training examples.
+            batch_size: Number of examples in each mini-batch.
         """
         if not isinstance(self.pacer, Fixed):
             return self
@@ -253,25 +260,28 @@ class Method:
     def with_momentum(self, momentum: float) -> Method:
         """Return the method with the momentum of a worker's script, if no flag set a momentum.
 
-        Only the worker uses the momentum. Nodes compare fingerprints of methods without it.
+        Only the worker uses the momentum. Nodes compare fingerprints of the methods without this
+        momentum.
         """
         return dataclasses.replace(self, codec=with_momentum(self.codec, momentum))
 
     def step_rate(self, learning_rate: float, fraction: float) -> float:
-        """Return the rate of the PS' optimizer.
+        """Return the learning rate of the PS' optimizer for one step.
 
         Args:
-            learning_rate: Scheduled learning rate. With local steps, the workers' rate.
-            fraction: Consumed fraction of the budget, 0 to 1.
+            learning_rate: Scheduled learning rate of the run. With local steps, the rate of the
+                workers' local steps.
+            fraction: Consumed fraction of the training budget, 0 to 1.
         """
         changes = self.kind is Kind.DELTA
         return self.server.outer_rate(fraction) if changes else learning_rate
 
     def place(self, spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
-        """Return the layout of each shard. Every node computes equal layouts.
+        """Return each shard's layout (its slices of variables); all nodes compute equal layouts.
 
         Raises:
-            ConfigurationError: A shard would be empty, or the optimizer needs one shard.
+            ConfigurationError: A shard would be empty, or the PS' optimizer works with one shard
+                only.
         """
         if num_shards > 1 and self.server.needs_one_shard:
             raise ConfigurationError(
@@ -286,7 +296,7 @@ class Method:
         return self.local.num_averaged(num_parameters) if self.takes_local_steps else 0
 
     def fingerprint(self) -> list[tuple[str, str]]:
-        """Return (name, value) of each setting that must be equal on all nodes."""
+        """Return (name, value) of each method setting that must be equal on all nodes."""
         policies = (
             ("pacer", self.pacer),
             ("codec", self.codec),

@@ -1,7 +1,7 @@
-"""Checks of combinations: `validate` checks a method's policies, `check_shards` its shards.
+"""Checks of a method: `validate` checks that its policies fit, `check_shards` its shards.
 
-This module holds every check that concerns more than one policy. A check of one policy's own values
-is in the class of the policy.
+This module holds every check that concerns more than one policy. The class of a policy checks the
+policy's own values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from thinwire.ops.weighting.by_staleness import Unweighted
 from thinwire.ops.weighting.dc_asgd import DcAsgd
 from thinwire.ops.weighting.per_entry import PerEntry
 
-#: Interface -> the only policy that works without a parameter server.
+#: Interface -> name of the only policy that works if workers sum updates without a parameter
+#: server.
 _ONLY = {
     "codec": Dense,
     "down_codec": DownDense,
@@ -35,14 +36,15 @@ _ONLY = {
 
 
 def rule_for(rule: SyncPolicy, collective: str) -> SyncPolicy:
-    """Return the rule, with rounds closed to joiners if the collective needs closed rounds."""
-    plain = len(rule.groups) == 1 and rule == GroupSync(rule.groups)  # one group, other settings 0
+    """Return the synchronization rule; close its rounds to joiners if the collective needs it."""
+    # One group of workers, and all other settings have their defaults.
+    plain = len(rule.groups) == 1 and rule == GroupSync(rule.groups)
     closes = plain and collective != THROUGH_PS
     return ClosedGroupSync(rule.groups) if closes else rule
 
 
 def validate(method: Method) -> list[str]:
-    """Reject a method that cannot work; return warnings about choices without effect.
+    """Reject a method that cannot work; return warnings about flags without effect.
 
     Raises:
         ConfigurationError: The codec cannot send the pacer's updates, the weighting cannot weigh
@@ -81,7 +83,7 @@ def _check_kinds(method: Method) -> None:
 
 
 def _check_collective(method: Method) -> None:
-    """Reject a collective together with a policy that only a parameter server can carry out.
+    """Reject --collective with a policy that only a parameter server can carry out.
 
     Raises:
         ConfigurationError: The workers are not one synchronous group, or the updates are not plain
@@ -138,9 +140,10 @@ def _check_overlap(method: Method) -> None:
 
 
 def why_no_overlap(method: Method) -> str | None:
-    """Return the setting that excludes --overlap, as text; None if --overlap is possible.
+    """Return the setting that excludes --overlap, as text; None if no setting does.
 
-    A setting excludes --overlap if it needs the answer to an exchange before the next step.
+    A setting excludes --overlap if the worker needs the shards' answer to an exchange before the
+    next step.
     """
     if method.takes_local_steps:
         return f"--pacer={method.choices['pacer']}, whose local steps start from the answer"
@@ -157,10 +160,11 @@ def why_no_overlap(method: Method) -> str | None:
 
 
 def check_dense(method: Method) -> None:
-    """Reject a codec that sends only part of a gradient if the optimizer needs dense gradients.
+    """Reject a codec that sends parts of gradients if the optimizer needs dense gradients.
 
     Raises:
-        ConfigurationError: The optimizer needs dense gradients, and the codec sends a part.
+        ConfigurationError: The optimizer needs dense gradients, and the codec sends only a part of
+            a gradient.
     """
     if method.server.needs_dense and method.codec.sends_fraction:
         raise ConfigurationError(
@@ -171,7 +175,7 @@ def check_dense(method: Method) -> None:
 
 
 def _check_server(method: Method) -> None:
-    """Reject an optimizer on the PS if the PS adds the changes of weights of a codec."""
+    """Reject an optimizer on the PS if the codec sends changes that the PS only adds."""
     if method.kind is Kind.GRADIENT:
         return
     if method.server.awaits_offer:
@@ -279,7 +283,7 @@ def refuse_script_steps(method: Method, who: str) -> None:
 
 
 def _idle_choices(method: Method) -> list[tuple[bool, str]]:
-    """Return a list of (applies, warning) about choices that have no effect."""
+    """Return (True if it applies, text) of each warning about a flag without effect."""
     one_group = len(method.sync.groups) == 1
     delays = method.weighting if isinstance(method.weighting, DcAsgd) else None
     compensates_fresh = delays is not None and delays.shares_backup
@@ -350,10 +354,11 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
 
 
 def _check_aggregate(method: Method) -> list[str]:
-    """Return warnings about a robust aggregate that makes no difference.
+    """Return warnings about a robust aggregate (median or similar) that makes no difference.
 
     Raises:
-        ConfigurationError: Groups are too small to outvote a worker, or updates are mostly zeros.
+        ConfigurationError: Groups of workers are too small to outvote one worker, or updates are
+            mostly zeros.
     """
     if not method.aggregate.is_robust:
         return []
@@ -383,11 +388,11 @@ def _check_aggregate(method: Method) -> list[str]:
 
 
 def _check_privacy(method: Method) -> None:
-    """Reject privacy flags if an update is not a round's change, or a release not a plain mean.
+    """Reject privacy flags unless updates are a round's changes and releases plain means.
 
     Raises:
-        ConfigurationError: A worker's contribution could exceed the bound that the noise is sized
-            for.
+        ConfigurationError: One worker's contribution to a mean could exceed the bound for which the
+            noise is sized.
     """
     if not method.privacy.clip:
         return
@@ -413,10 +418,10 @@ def _check_privacy(method: Method) -> None:
 
 
 def _check_noise(method: Method) -> None:
-    """Reject --dp_noise if one worker can move a released mean by more than clip / n.
+    """Reject --dp_noise if one of n workers can move a released mean by more than clip / n.
 
     Raises:
-        ConfigurationError: One worker can move a mean by more than clip / n.
+        ConfigurationError: One of n workers can move a released mean by more than clip / n.
     """
     if not isinstance(method.weighting, Unweighted):
         raise ConfigurationError(
@@ -439,9 +444,10 @@ def _check_noise(method: Method) -> None:
 
 
 def check_guards(method: Method, guards: Guards) -> None:
-    """Reject guards with which a worker's update decides if another worker's is accepted.
+    """Reject guards (checks of updates) in which one worker's update affects another's.
 
-    Such an influence exceeds the bound on one worker that the noise is sized for.
+    If one worker's update decides if another worker's is accepted, its influence exceeds the bound
+    for which the noise is sized.
 
     Raises:
         ConfigurationError: The method adds noise, and a guard compares updates of workers or
@@ -475,10 +481,12 @@ def check_averages(method: Method, num_averaged: int) -> None:
 
     Args:
         method: The run's method.
-        num_averaged: Number of the values that are averaged over the workers.
+        num_averaged: Number of the values, such as moving statistics, that shard 0 averages over
+            the workers.
 
     Raises:
-        ConfigurationError: Values are averaged, and the method adds noise to the weights.
+        ConfigurationError: Values other than weights are averaged, and the method adds noise to the
+            weights.
     """
     if method.privacy.adds_noise and num_averaged:
         raise ConfigurationError(
@@ -491,7 +499,8 @@ def check_shards(method: Method, nb_ps: int) -> None:
     """Reject several shards if the workers sum and step among themselves.
 
     Raises:
-        ConfigurationError: The method has a collective, and the run has several shards.
+        ConfigurationError: In this method workers sum among themselves, and the run has several
+            shards.
     """
     if method.collective != THROUGH_PS and nb_ps > 1:
         raise ConfigurationError(

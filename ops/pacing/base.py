@@ -15,7 +15,7 @@ from thinwire.ops.types import Kind, Policy, State
 
 
 class Pacer(Policy, Protocol):
-    """The policy that decides when a worker pushes."""
+    """The policy that decides after which local step a worker pushes."""
 
     @property
     def kind(self) -> Kind:
@@ -23,11 +23,11 @@ class Pacer(Policy, Protocol):
 
     @property
     def queries(self) -> bool:
-        """True if workers query the state server before each further local step of a round."""
+        """True if workers query the state server before each local step after a round's first."""
 
     @property
     def waits_for_answer(self) -> bool:
-        """True if a worker pauses until the state server has answered its query."""
+        """True if a worker stops computing until the state server has answered its query."""
 
     @property
     def longest_round(self) -> int:
@@ -35,7 +35,7 @@ class Pacer(Policy, Protocol):
 
     @property
     def local_epochs(self) -> int:
-        """Passes over a worker's examples in a round; 0 if a round is not counted in passes."""
+        """Number of passes over a worker's examples in a round; 0 if rounds have no full passes."""
 
     def push_now(self, local_steps: int) -> bool:
         """Return True if the worker must push after `local_steps` steps since the last exchange."""
@@ -43,18 +43,19 @@ class Pacer(Policy, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class PaceReport:
-    """A worker's report, with a query or at the start of a round (local_steps 0)."""
+    """A worker's report to the state server, with a query or at a round's start."""
 
     worker: int
-    local_steps: int  # number of local steps in this round
-    step_seconds: float  # duration of the last local step
-    finished_at: float  # end of the last local step, by shard 0's clock
-    query_seconds: float = 0.0  # round trip of the worker's last query; 0 before the first query
+    local_steps: int  # number of local steps in this round so far; 0 at the round's start
+    step_seconds: float  # duration of the last local step, in seconds
+    finished_at: float  # time at which the last local step ended, in seconds by shard 0's clock
+    # Round-trip time of the worker's last query, in seconds; 0 before the first query.
+    query_seconds: float = 0.0
 
 
 @runtime_checkable
 class QueryingPacer(Pacer, Protocol):
-    """A pacer with a state server.
+    """A pacer in which workers query a state server (shard 0) if they must push.
 
     The argument `state` holds the state server's records of the workers. The records are not saved;
     after a restart they are rebuilt from the workers' reports.
@@ -68,7 +69,7 @@ class QueryingPacer(Pacer, Protocol):
         """Return empty records, for a cluster without workers."""
 
     def record(self, report: PaceReport, state: State) -> State:
-        """Record a worker's report."""
+        """Record a worker's report; return the new records."""
 
     def answer(
         self, worker: int, members: Sequence[int], now: float, state: State
@@ -80,17 +81,17 @@ class QueryingPacer(Pacer, Protocol):
             members: Live workers of the worker's group, ascending. While the worker waits to become
                 live, the list is empty or lacks this worker.
             now: Current time, by the clock of `PaceReport.finished_at`, in seconds.
-            state: The records.
+            state: The state server's records of the workers.
         """
 
     def pushed(self, worker: int, state: State) -> State:
-        """Record a push, with or without a previous answer to the worker."""
+        """Record that a worker has pushed, with or without an answer to its query."""
 
     def released(self, workers: Sequence[int], state: State) -> State:
         """Begin a new round for `workers`: their records wait for the round's first report."""
 
     def left(self, worker: int, state: State) -> State:
-        """Delete the records of a worker that left."""
+        """Delete the state server's records of a worker that left the run."""
 
     def summary(self, state: State) -> State:
         """Return the state server's block of the run's summary."""

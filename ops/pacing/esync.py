@@ -7,8 +7,8 @@ worker's clock. The pacer never compares points in time from two clocks.
 Source: Li, Zhou et al., "ESync: Accelerating Intra-Domain Federated Learning in Heterogeneous Data
 Centers", IEEE TSC 15(4); docs/methods/esync.md.
 Differences: no worker is released before every live member has reported a step; step times are
-smoothed; the margin may follow the measured times; the other workers continue if the slowest worker
-is long overdue.
+smoothed; the margin may follow the measured times; if the slowest worker is long overdue, the other
+workers continue with local steps.
 """
 
 from __future__ import annotations
@@ -21,32 +21,35 @@ from typing import ClassVar
 from thinwire.ops.pacing.base import PaceReport
 from thinwire.ops.types import ConfigurationError, Kind, State
 
-#: --esync_eps=auto is the largest of three terms: a number of seconds, a share of the fastest
-#: worker's step time, and a multiple of the query's round trip time.
+#: With --esync_eps=auto, the margin is the largest of three terms: a number of seconds, a fraction
+#: of the fastest worker's step time, and a multiple of the query's round-trip time.
 _EPS_FLOOR_SECONDS, _EPS_OF_FASTEST, _EPS_OF_QUERY = 0.005, 0.1, 2.0
-#: Largest margin, as a share of the slowest step. A larger margin would turn ESync into SSGD.
+#: Largest margin of ESync, as a fraction of the slowest worker's step time. With a larger margin,
+#: workers would hardly take extra local steps, as in synchronous SGD.
 _EPS_OF_SLOWEST = 0.2
 #: A worker pushes if it has trained longer than _STUCK_SECONDS plus _STUCK_STEPS steps of the
 #: slowest known worker, although a member has not reported or the slowest has not begun its round.
 #: After a membership change or a restart of shard 0, a shard may be one round behind, and the
-#: missing member may be waiting there for this push: without a limit they would wait forever. An
-#: exchange should take less time than the limit. The shards stay one round apart, so later rounds
-#: use one step of the slowest as the limit, until the slowest is seen in its round again.
+#: missing member may be waiting at that shard for this worker's push: without a limit, the two
+#: workers would wait forever. An exchange should take less time than the limit. The shards stay one
+#: round apart, so later rounds use one step of the slowest as the limit, until the slowest is seen
+#: in its round again.
 _STUCK_SECONDS, _STUCK_STEPS = 30.0, 20.0
-#: The slowest worker is overdue if its step exceeds the expected end by this share of its step
-#: time. The other workers then take further local steps.
+#: The slowest worker is overdue if its step exceeds the expected end by this fraction of its step
+#: time. The other workers then take more local steps instead of pushing.
 _OVERDUE = 0.5
-#: Number of recent query times from which the 95th percentile is computed.
+#: Number of recent query round-trip times from which the pacer computes the 95th percentile.
 _QUERY_TIMES_KEPT = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Esync:
-    """Push when the slowest live worker of the group is about to finish its step.
+    """ESync's pacer: push when the group's slowest live worker is about to finish its step.
 
     Attributes:
         summary_name: Name of the state server's block in summary.json.
-        eps: Safety margin in seconds, or "auto".
+        eps: Time by which workers push before the slowest worker's expected step end, in seconds,
+            or "auto".
         query: "blocking": wait for the answer before each local step. "delayed": continue to train
             until the answer arrives.
         smoothing: Smoothing of step times: "ema:A" (moving average, weight A of the newest time),
@@ -63,7 +66,7 @@ class Esync:
     max_local_steps: int = 0
 
     def __post_init__(self) -> None:
-        """Reject values that are malformed or out of range."""
+        """Reject settings of the pacer that are malformed or out of range."""
         if self.eps != "auto" and not _is_positive_number(self.eps):
             raise ConfigurationError(
                 f"--esync_eps={self.eps}: expected auto or a number of seconds above 0."
@@ -78,12 +81,12 @@ class Esync:
 
     @property
     def kind(self) -> Kind:
-        """Always a change of weights, even after a single local step."""
+        """Kind of the pushed updates: changes of weights, even after a single local step."""
         return Kind.DELTA
 
     @property
     def waits_for_answer(self) -> bool:
-        """True if a worker pauses until the state server has answered its query."""
+        """True if a worker stops computing until the state server has answered its query."""
         return self.query == "blocking"
 
     @property
@@ -92,21 +95,21 @@ class Esync:
         return self.max_local_steps
 
     def push_now(self, local_steps: int) -> bool:
-        """Return True if the worker has reached `max_local_steps`; no query is needed then."""
+        """Return True if the worker has reached `max_local_steps`, so that it needs no query."""
         return 0 < self.max_local_steps <= local_steps
 
     # -- the state server's half ------------------------------------------------------------
 
     def init(self) -> State:
-        """Return empty records; they are not saved, reports rebuild them after a restart."""
+        """Return empty records of the workers; after a restart, reports rebuild the records."""
         return {"records": {}, "query_seconds": []}
 
     def record(self, report: PaceReport, state: State) -> State:
         """Record a worker's report."""
         record = _record_of(report.worker, state)
         record["begun"] = True
-        # A worker also begins a round after a rejected push. `released` never runs for a rejected
-        # push, so the decision to push must be cleared here.
+        # A worker begins a round after a rejected push, too. `released` never runs for a rejected
+        # push, so this method must clear the earlier decision to push.
         if report.local_steps == 0:
             record["ready"] = False
         record["local_steps"], record["finished_at"] = report.local_steps, report.finished_at
@@ -122,9 +125,10 @@ class Esync:
     ) -> tuple[bool, State]:
         """Return True if the querying worker must push now, and the new records.
 
-        A worker that is not yet live continues to train, because no round waits for its push. This
-        happens after a restart of the shard, before the group has begun. The worker becomes live at
-        the start deadline at the latest, and it queries again after its next step.
+        A worker that is not yet live (a member of its group) continues to train, because no round
+        waits for the worker's push. Such a worker exists after a restart of the shard, before the
+        group has begun. The worker becomes live at the start deadline at the latest, and it queries
+        again after its next step.
 
         Args:
             worker: Number of the querying worker; its report is already recorded.
@@ -140,7 +144,7 @@ class Esync:
         return bool(record["ready"]), state
 
     def pushed(self, worker: int, state: State) -> State:
-        """Record a push; a worker that lost its connection may push without an answer."""
+        """Record a worker's push; a worker without a connection pushes without an answer."""
         _record_of(worker, state).update(begun=True, ready=True)
         return state
 
@@ -152,12 +156,12 @@ class Esync:
         return state
 
     def left(self, worker: int, state: State) -> State:
-        """Delete the record of a worker that left."""
+        """Delete the state server's record of a worker that left the run."""
         state["records"].pop(worker, None)
         return state
 
     def summary(self, state: State) -> State:
-        """Return the state server's block of the run's summary: margin, query and step times."""
+        """Return the pacer's block of the run's summary: margin, query times, step times."""
         known = {w: self._step_seconds(r) for w, r in state["records"].items() if r["times"]}
         return {
             "eps_seconds": self.margin(known.values(), state) if known else None,
@@ -169,7 +173,8 @@ class Esync:
         """Return the margin eps in seconds: at most a fifth of the slowest step time.
 
         Args:
-            step_seconds: Smoothed step times of the workers, in seconds. If empty, the margin is 0.
+            step_seconds: Smoothed step times of the workers, in seconds. The margin is 0 if there
+                are no step times.
             state: The records.
         """
         seconds = list(step_seconds)
@@ -194,11 +199,12 @@ class Esync:
                 seconds[member] = self._step_seconds(record)
             elif member == worker:
                 return False
-            else:  # this member may be slower than every member that has reported a step time
+            else:  # unknown step time: this member may be slower than all members with a step time
                 all_known = all_known and record is not None and record["ready"]
         slowest = max(seconds, key=lambda member: (seconds[member], -member))
         # A member without a step time, or a slowest worker that has not begun its round, may still
-        # be in the previous exchange. Wait for it, but not forever; see _STUCK_SECONDS.
+        # be in the previous exchange. Wait for this member, but not forever: _STUCK_SECONDS limits
+        # the wait.
         if not (all_known and records[slowest]["begun"]):
             record, patience = records[worker], seconds[slowest]
             if not record["stuck"]:
@@ -226,7 +232,7 @@ class Esync:
 
 
 def _record_of(worker: int, state: State) -> State:
-    """Return the record of a worker, created if missing; changes to it change `state`."""
+    """Return a worker's record in `state` (not a copy); create a missing record."""
     fresh = {"times": [], "begun": False, "ready": False, "local_steps": 0, "finished_at": 0.0}
     record: State = state["records"].setdefault(worker, fresh | {"stuck": False})
     return record

@@ -10,7 +10,7 @@ from thinwire.ops.types import OWN, ConfigurationError, Kind
 
 @dataclasses.dataclass(frozen=True)
 class Every:
-    """Push the gradient of every mini-batch."""
+    """Pacer that pushes the gradient of every mini-batch."""
 
     queries: ClassVar[bool] = False
     waits_for_answer: ClassVar[bool] = False
@@ -33,16 +33,16 @@ class Every:
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-    """Push the change of weights after a fixed number H of local steps, or of local epochs.
+    """Pacer that pushes the change of weights after a fixed number of local steps or epochs.
 
     With H = 1 the worker pushes the gradient itself, so that `fixed` equals `every`.
 
     Attributes:
         local_steps: H, the number of local steps in a round.
         local_epochs: Number of passes over the worker's examples in a round, instead of H. 0 means
-            that H counts.
-        pass_steps: Number of mini-batches in a pass; see `of_part`. 0 means that the number is
-            unknown, and the training loop must end the round.
+            that a round has H local steps.
+        pass_steps: Number of mini-batches in one pass over the worker's examples, which `of_part`
+            sets. 0 means that the number is unknown, and that the training loop must end the round.
     """
 
     queries: ClassVar[bool] = False
@@ -52,7 +52,7 @@ class Fixed:
     pass_steps: int = dataclasses.field(default=0, metadata=OWN)
 
     def __post_init__(self) -> None:
-        """Reject H below 1 and negative counts."""
+        """Reject fewer than one local step, and negative numbers of epochs or mini-batches."""
         if self.local_steps < 1:
             raise ConfigurationError(
                 f"--local_steps={self.local_steps}: expected 1 or more local steps per push."
@@ -64,12 +64,12 @@ class Fixed:
             )
 
     def of_part(self, num_examples: int, batch_size: int) -> Fixed:
-        """Return this pacer for a worker with `num_examples` examples, in mini-batches."""
+        """Return the pacer for a worker with `num_examples` examples, `batch_size` in a batch."""
         return dataclasses.replace(self, pass_steps=-(-num_examples // batch_size))
 
     @property
     def kind(self) -> Kind:
-        """Kind of the pushed updates: gradients for H = 1, else changes of weights."""
+        """Kind of the pushed updates: gradients for H = 1, changes of weights for H > 1."""
         steps_once = self.local_steps == 1 and not self.local_epochs
         return Kind.GRADIENT if steps_once else Kind.DELTA
 

@@ -6,5 +6,5 @@ from thinwire.ops.pacing.base import Pacer
 from thinwire.ops.pacing.esync import Esync
 from thinwire.ops.pacing.fixed import Every, Fixed
 
-#: --pacer value -> class of the policy.
+#: Value of --pacer -> class of the pacer.
 PACERS: dict[str, type[Pacer]] = {"every": Every, "fixed": Fixed, "esync": Esync}

@@ -41,7 +41,7 @@ def epsilon(noise: float, rounds: int, delta: float) -> float:
 
     Args:
         noise: Noise multiplier, above 0.
-        rounds: Number of releases so far.
+        rounds: Number of releases (merged rounds) so far.
         delta: delta of the guarantee, above 0 and below 1.
     """
     if not rounds:
@@ -56,18 +56,18 @@ def epsilon(noise: float, rounds: int, delta: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyLedger:
-    """The privacy accountant of one run.
+    """The privacy accountant of one run: computes the guarantee for the run's summary.
 
     Attributes:
         privacy: Privacy policy of the run's method.
-        delta: delta for which epsilon is reported.
+        delta: The value of delta for which the ledger computes epsilon.
     """
 
     privacy: Privacy
     delta: float
 
     def block(self, rounds: int) -> dict[str, dict[str, Any]]:
-        """Return the privacy block of the summary after `rounds` releases; {} without clipping.
+        """Return the summary's privacy block after `rounds` releases; {} without clipping.
 
         The block's ``epsilon`` is None without noise: clipping alone guarantees nothing.
         """
@@ -80,7 +80,7 @@ class PrivacyLedger:
 
 
 def in_words(policies: Mapping[str, Any]) -> str:
-    """Describe the privacy block of a status or a summary in one line; "" without a block."""
+    """Describe the privacy block of a run's status or summary in one line; "" if none."""
     block = policies.get(BLOCK)
     if not isinstance(block, dict):
         return ""

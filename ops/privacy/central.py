@@ -1,4 +1,4 @@
-"""Privacy policies of a method: none, or clipped updates with Gaussian noise on their mean."""
+"""Privacy policies of a method: none, or clipped updates with Gaussian noise on the mean."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thinwire.ops.types import ConfigurationError, Policy, State, Update
 
 
 class Privacy(Policy, Protocol):
-    """The policy that bounds each worker's update of a round and hides it in the released mean."""
+    """The policy that bounds each worker's update and hides the update in the released mean."""
 
     @property
     def clip(self) -> float:
@@ -21,27 +21,27 @@ class Privacy(Policy, Protocol):
 
     @property
     def adds_noise(self) -> bool:
-        """True if each release contains noise."""
+        """True if the policy adds noise to each released mean."""
 
     def around(self, codec: Codec) -> Codec:
-        """Return the codec wrapped so that its packets keep the bound."""
+        """Return the codec wrapped so that each packet's norm keeps the bound `clip`."""
 
     def init(self, secret: bytes) -> State:
-        """Return the shard's state: the key of its noise generator.
+        """Return the policy's state on a shard: the key of the shard's noise generator.
 
         Args:
-            secret: Secret bytes of the shard.
+            secret: Secret random bytes of the shard.
         """
 
     def release(self, mean: Update, count: int, size: int, version: int, state: State) -> Update:
-        """Return the update that the shard may apply and release.
+        """Return the update that the shard may apply to its weights and release to workers.
 
         Args:
             mean: Mean of the round's updates, in the shard's coordinates.
             count: Number of updates in the mean.
             size: Number of entries of the shard.
             version: Version of the shard before the round.
-            state: The shard's state from `init`.
+            state: The policy's state on this shard, from `init`.
         """
 
 
@@ -57,11 +57,11 @@ class NoPrivacy:
         return codec
 
     def init(self, secret: bytes) -> State:
-        """Return an empty state: there is no noise to draw."""
+        """Return an empty state, because the policy draws no noise."""
         return {}
 
     def release(self, mean: Update, count: int, size: int, version: int, state: State) -> Update:
-        """Return the mean unchanged."""
+        """Return the mean of the round's updates unchanged."""
         return mean
 
 
@@ -99,11 +99,11 @@ class CentralPrivacy:
 
     @property
     def adds_noise(self) -> bool:
-        """True if each release contains noise."""
+        """True if the policy adds noise to each released mean."""
         return self.noise > 0
 
     def around(self, codec: Codec) -> Codec:
-        """Return the codec with clipped input, and with packets that decode to at most `clip`."""
+        """Return the codec with clipped input, and with packets of at most L2 norm `clip`."""
         return BoundedContribution(Clip(codec, self.clip), self.clip)
 
     def init(self, secret: bytes) -> State:
@@ -126,7 +126,7 @@ def privacy_of(clip: float, noise: float) -> Privacy:
     """Return the privacy policy for the values of --dp_clip and --dp_noise.
 
     Raises:
-        ConfigurationError: There is noise without a clip, or a value is out of range.
+        ConfigurationError: --dp_noise is set without --dp_clip, or a value is out of range.
     """
     if clip:
         return CentralPrivacy(clip, noise)

@@ -16,14 +16,14 @@ from thinwire.ops.types import Packet, State
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Rounding of scaled values to float32 may increase their norm. So values are scaled to this
-#: fraction of the bound, and the rounded values still keep the bound.
+#: Rounding of scaled values to float32 may increase the values' norm. So the wrapper scales values
+#: to this fraction of the bound, and the rounded values still keep the bound.
 _ROUNDING = 1 - 2.0**-20
 
 
 @dataclasses.dataclass(frozen=True)
 class BoundedContribution(CodecWrapper):
-    """Codec wrapper whose packets decode to at most a given L2 norm, over all tensors together.
+    """Codec wrapper that bounds the L2 norm of each decoded packet, over all tensors.
 
     This wrapper must be the outermost one, so that the bound holds for the packets that the worker
     sends. Inner codecs may exceed the bound: they round values up, and error feedback adds the

@@ -12,19 +12,19 @@ from thinwire.ops.types import Update, where_of
 
 
 def noised(mean: Update, size: int, deviation: float, version: int, key: bytes) -> Update:
-    """Return a dense update: the mean plus Gaussian noise in every entry.
+    """Return a dense update: a round's mean plus Gaussian noise in every entry.
 
     The generator's seed is a keyed hash of the version, the deviation and the mean. So a replay of
     the same round draws the same noise, bit for bit. A round that is repeated after a crash with
-    other updates draws different noise. With the same noise, the difference of the two releases
+    other updates draws different noise. If the two releases had the same noise, their difference
     would show the updates without noise.
 
     Args:
         mean: Mean of the round's updates, in the shard's coordinates.
         size: Number of entries of the shard.
-        deviation: Standard deviation of the noise.
+        deviation: Standard deviation of the noise in each entry.
         version: Version of the shard before the round.
-        key: Secret bytes of the shard.
+        key: Secret random bytes of the shard.
     """
     values = np.zeros(size, np.float32)
     values[where_of(mean.indices)] += mean.values

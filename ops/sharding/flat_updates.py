@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Int64
 
 _NO_ENTRIES = np.empty(0, np.int64)
-#: Most entries of a joined block. For larger blocks, the fixed cost per block does not matter.
+#: Largest number of entries of a joined block. For larger blocks, the fixed cost per block does not
+#: matter.
 _MOST_JOINED = 1 << 20
 
 
@@ -28,7 +29,7 @@ def joined(blocks: Sequence[Block], layout: ShardLayout) -> tuple[Block, ...]:
 
     Args:
         blocks: At most one block per slice, in the order of the slots.
-        layout: The layout of the shard.
+        layout: Layout of the shard: its slices of variables.
     """
     runs: list[list[Block]] = []
     num_entries = 0
@@ -71,7 +72,7 @@ class SlicesInModel:
 
     Args:
         spec: The model.
-        layout: The layout of the shard.
+        layout: Layout of the shard: its slices of variables.
     """
 
     def __init__(self, spec: ModelSpec, layout: ShardLayout) -> None:
@@ -85,7 +86,7 @@ class SlicesInModel:
             self._ends[slot] = self._ends[slot + 1] if follows else slot + 1
 
     def places(self, blocks: Iterable[Block]) -> Iterator[tuple[slice, Block]]:
-        """Yield (range in the flat model, block) for each of the shard's blocks.
+        """Yield (range in the flat model, block) for each of the given shard's blocks.
 
         A block that spans slices with gaps between them in the model is cut into one block per
         slice.
@@ -132,14 +133,15 @@ def flatten(blocks: Sequence[Block], layout: ShardLayout, kernels: Kernels) -> U
 
     Args:
         blocks: Blocks in the order of their slots; at most one block per slice.
-        layout: The layout of the shard.
+        layout: Layout of the shard: its slices of variables.
         kernels: Kernels that decode the values.
     """
     if not blocks:
         return Update(_NO_ENTRIES, np.empty(0, np.float32))
     counts = [len(block.values.data) for block in blocks]
     values, start = np.empty(sum(counts), np.float32), 0
-    for block, count in zip(blocks, counts, strict=True):  # one block at a time, to save memory
+    # Decode one block at a time, to save memory.
+    for block, count in zip(blocks, counts, strict=True):
         values[start : start + count] = kernels.dequantise(block.values)
         start += count
     is_whole = sum(block.slots for block in blocks) == len(layout.slices)

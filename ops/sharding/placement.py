@@ -1,4 +1,4 @@
-"""Placement policies: spread a model evenly over the shards, or by layer order and shard speed.
+"""Placement policies: divide a model over shards evenly, or by layer order and shard speed.
 
 Every node computes the placement without communication, from the model, the number of shards and
 the placement's settings. The settings are part of the run's fingerprint.
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: Number of possible cut points per MAX_SLICE_ENTRIES entries of a large tensor.
+#: Number of positions per MAX_SLICE_ENTRIES entries at which a placement may cut a large tensor.
 _CUTS_PER_SLICE = 16
 #: Approximate limit of cut points within tensors of the whole model: the time of the search grows
 #: with the square of the number of cut points.
 _MOST_CUTS = 512
-#: Number of cut points that the search handles together. Bounds the memory of the search, as an
-#: untrusted client's model may have thousands of variables.
+#: Number of cut points that the search handles in one array operation. It bounds the memory of the
+#: search, because an untrusted client's model may have thousands of variables.
 _POINTS_AT_A_TIME = 64
 
 
@@ -45,7 +45,7 @@ class Placement(Policy, Protocol):
             cuts: True if a shard may hold a part of a variable.
 
         Raises:
-            ConfigurationError: A shard would be empty.
+            ConfigurationError: A shard would have no entries.
         """
 
 
@@ -56,7 +56,7 @@ class ByHash:
     name: ClassVar[str] = "hash"
 
     def place(self, spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[ShardLayout, ...]:
-        """Return one layout per shard; see Placement."""
+        """Return one layout (list of variables' slices) per shard."""
         return place_tensors(spec, num_shards, cuts)
 
 
@@ -66,8 +66,8 @@ class BySpeed:
 
     The first layers' gradients come last out of the backward pass, and their weights are needed
     first in the next forward pass. The block sizes follow the shards' speeds: the largest value of
-    size / speed is minimal. Among cuts with the same largest value, the sum of size^2 / speed is
-    minimal. Only tensors of more than 1,000,000 entries are cut.
+    size / speed is minimal. Among cuts with the same largest value of size / speed, the sum of
+    size^2 / speed is minimal. Only tensors of more than 1,000,000 entries are cut.
 
     Attributes:
         ps_speeds: Speed of each shard, in any unit, fast to slow. Empty means equal speeds.
@@ -93,7 +93,7 @@ class BySpeed:
             )
 
     def place(self, spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[ShardLayout, ...]:
-        """Return one layout per shard; see Placement.
+        """Return one layout (list of variables' slices) per shard.
 
         Raises:
             ConfigurationError: The numbers of speeds and of shards differ, or the model has fewer
@@ -153,7 +153,7 @@ def _cheapest(
     cost: Callable[[NDArray[np.float64], float], NDArray[np.float64]],
     join: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
 ) -> tuple[float, list[int]]:
-    """Return the minimal joined cost of the blocks, and the cuts with that cost.
+    """Return the minimal cost of all blocks, joined by `join`, and the cuts with this cost.
 
     The search is dynamic programming, with f_j(p) the minimal cost of j blocks up to point p:
     ``f_j(p) = min over q < p of join(f_(j-1)(q), cost(points[p] - points[q], speed_j))``.
@@ -168,7 +168,8 @@ def _cheapest(
         least, chosen = np.empty_like(at), np.empty(len(at), np.int64)
         for start in range(0, len(at), _POINTS_AT_A_TIME):
             some = slice(start, start + _POINTS_AT_A_TIME)
-            sizes = at[None, some] - at[:, None]  # [q, p]
+            # [q, p] sizes of the blocks between cut points q and p.
+            sizes = at[None, some] - at[:, None]
             forward = sizes > 0
             costs = np.where(forward, cost(np.where(forward, sizes, 0.0), speed), np.inf)
             costs = join(before[:, None], costs)
@@ -218,5 +219,5 @@ def describe_shard(spec: ModelSpec, layout: ShardLayout) -> str:
     )
 
 
-#: --placement value -> class of the policy.
+#: Value of --placement -> class of the placement policy.
 REGISTRY: dict[str, type[Placement]] = {ByHash.name: ByHash, BySpeed.name: BySpeed}

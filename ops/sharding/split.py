@@ -1,4 +1,4 @@
-"""Division of a model and of a packet over the shards.
+"""Division of a model, and of a packet with its update, over the shards.
 
 A placement decides which shard holds which slices of the tensors. This module cuts a packet by the
 slices' index ranges. A codec has already selected entries from whole tensors, so the number of
@@ -25,7 +25,8 @@ from thinwire.ops.types import (
 )
 from thinwire.ops.wire import low_rank
 
-#: Tensors with more entries are cut into one slice per shard (as MXNet's kvstore does).
+#: A tensor with more entries than this number is cut into one slice per shard (as in MXNet's
+#: kvstore).
 MAX_SLICE_ENTRIES = 1_000_000
 
 
@@ -33,7 +34,7 @@ def place_tensors(spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[
     """Spread tensors over shards: large tensors in equal slices, others to the least loaded shard.
 
     The result is deterministic, so every node computes the same placement without communication.
-    Pieces are placed in descending order of size, which keeps the shards even. Ties go to the lower
+    The largest pieces are placed first, which keeps the shards' sizes even. Ties go to the lower
     tensor number and the lower shard number.
 
     Args:
@@ -75,7 +76,7 @@ def _cut(spec: ModelSpec, number: int, parts: int) -> list[Slice]:
 
 
 def shard_positions(spec: ModelSpec, layout: ShardLayout) -> list[slice]:
-    """Return the range of each of a shard's slices in the flat model."""
+    """Return for each of a shard's slices its range in the flat model."""
     starts = spec.offsets
     return [
         slice(starts[piece.tensor] + piece.start, starts[piece.tensor] + piece.stop)
@@ -84,7 +85,7 @@ def shard_positions(spec: ModelSpec, layout: ShardLayout) -> list[slice]:
 
 
 def shard_spec(spec: ModelSpec, layout: ShardLayout) -> ModelSpec:
-    """Return a shard as a model: one tensor per slice.
+    """Return the specification of a shard's part as a model: one tensor per slice.
 
     A slice with a part of a variable becomes a flat tensor with the variable's path.
     """
@@ -97,7 +98,7 @@ def shard_spec(spec: ModelSpec, layout: ShardLayout) -> ModelSpec:
 
 
 def part_of_spec(spec: ModelSpec, numbers: Sequence[int]) -> ModelSpec:
-    """Return a model of the variables with the given numbers."""
+    """Return the specification of the model that has only the variables with these numbers."""
     return ModelSpec(tuple(spec.tensors[number] for number in numbers))
 
 

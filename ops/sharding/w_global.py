@@ -25,7 +25,7 @@ NAME = "W_global"
 
 
 class SharedVariables:
-    """An ordered registry of shared variables."""
+    """An ordered registry of the variables that workers share through the PS."""
 
     def __init__(self) -> None:
         self._variables: list[keras.Variable] = []
@@ -56,11 +56,11 @@ class SharedVariables:
             self.add(variable)
 
     def freeze(self) -> None:
-        """Reject further variables until ``clear``."""
+        """Make ``add`` and ``extend`` reject variables until ``clear`` is called."""
         self._frozen = True
 
     def clear(self) -> None:
-        """Empty the registry, and the compat.v1 collection of the same name, for a new model."""
+        """Empty the registry, and the compat.v1 collection W_global, before a new model."""
         self._variables.clear()
         self._frozen = False
         if (graph := _graph()) is not None:
@@ -148,7 +148,7 @@ def model_spec(variables: Iterable[keras.Variable], numbers_paths: bool = False)
 
 
 def _unused(path: str, known: Container[str]) -> str:
-    """Return the path, with a number appended if the path is already in `known`."""
+    """Return a variable's path, with a number appended if the path is in `known` already."""
     numbered = (f"{path}_{number}" for number in itertools.count(2))
     return next(name for name in itertools.chain([path], numbered) if name not in known)
 
@@ -188,7 +188,7 @@ def _graph() -> Any:
 
 
 def _graph_collection(model: keras.Model) -> list[keras.Variable]:
-    """Return the compat.v1 collection, with each ``tf.Variable`` replaced by its Keras variable."""
+    """Return the Keras variables of the compat.v1 collection W_global."""
     graph = _graph()
     items = [] if graph is None else graph.get_collection(NAME)
     return [_keras_variable(item, model) for item in items]

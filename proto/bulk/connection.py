@@ -26,13 +26,13 @@ _MOST_PARTS, _LEAST_PART_BYTES = 64, 16 << 10
 
 
 class Wire(Protocol):
-    """Byte stream of a TCP connection. One thread sends, one receives, any may shut it down."""
+    """Byte stream of a TCP connection. One thread sends, one receives; all may call `shutdown`."""
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Send all bytes of `parts`.
+        """Send all bytes of `parts` over the connection.
 
         Raises:
-            OSError: The connection has ended.
+            OSError: The connection has ended before all bytes were sent.
         """
 
     def receive_into(self, space: memoryview) -> int:
@@ -49,7 +49,7 @@ class Wire(Protocol):
         """Shut down sending, or both directions of the connection (`socket.SHUT_*`). No errors."""
 
     def close(self) -> None:
-        """Close the socket's file descriptor."""
+        """Close the file descriptor of the connection's socket."""
 
 
 class TcpWire:
@@ -67,7 +67,7 @@ class TcpWire:
         self._poll.register(connected, select.POLLIN)
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Send all bytes of `parts`."""
+        """Send all bytes of `parts` over the connection."""
         missing = sum(map(len, parts)) - self._socket.sendmsg(parts)
         if missing:  # A signal interrupted sendmsg after a part of the bytes was sent.
             self._socket.sendall(b"".join(parts)[-missing:])
@@ -81,12 +81,12 @@ class TcpWire:
         return bool(self._poll.poll(milliseconds))
 
     def shutdown(self, how: int) -> None:
-        """Shut down sending, or both directions."""
+        """Shut down sending, or both directions of the connection."""
         with contextlib.suppress(OSError):  # The other end has already closed the connection.
             self._socket.shutdown(how)
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the connection's socket."""
         self._socket.close()
 
 
@@ -98,7 +98,7 @@ class ArrivingPiece:
         self._num_read = 0
 
     def __len__(self) -> int:
-        """Return how many bytes the last `read_into` read."""
+        """Return the number of payload bytes that the last `read_into` call read."""
         return self._num_read
 
     def read_into(self, space: memoryview) -> int:
@@ -146,10 +146,10 @@ class BulkConnection:
         self.num_received = 0
 
     def send(self, frame: Frame) -> None:
-        """Send one frame.
+        """Send one frame over the connection.
 
         Raises:
-            OSError: The connection has ended.
+            OSError: The connection has ended before the frame was sent.
         """
         if isinstance(frame, bytes):
             parts: Sequence[bytes | memoryview] = (_HEADER.pack(len(frame)), frame)
@@ -169,7 +169,7 @@ class BulkConnection:
         """Return the next frame, or an `ArrivingPiece` when payload bytes have arrived.
 
         Args:
-            seconds: Time limit of the wait, in seconds.
+            seconds: Longest wait for a frame or payload bytes, in seconds.
 
         Returns:
             The frame or the piece; None at the end of the connection.
@@ -286,7 +286,7 @@ class BulkConnection:
         """Shut down sending, wait for the other end to end as well, and close the connection.
 
         Args:
-            seconds: Time limit of the wait, in seconds.
+            seconds: Longest wait for the other end to close the connection, in seconds.
         """
         self._wire.shutdown(socket.SHUT_WR)
         deadline = time.monotonic() + seconds
@@ -304,7 +304,7 @@ class BulkConnection:
         self.abort()
 
     def finish(self) -> None:
-        """Shut down sending. Receiving continues."""
+        """Shut down sending on the connection; receiving continues."""
         self._wire.shutdown(socket.SHUT_WR)
 
     def abort(self) -> None:

@@ -39,7 +39,7 @@ _READ_BYTES = 16 << 10
 
 
 class BulkFailure(enum.Enum):
-    """Why an attempt to open a bulk connection failed."""
+    """Reason why an attempt to open a bulk connection has failed."""
 
     #: The host refuses the port, or no route leads to the host. Another attempt fails as well.
     UNREACHABLE = "unreachable"
@@ -90,7 +90,7 @@ class Handshake:
     has taken over the connection.
 
     Attributes:
-        state: Current state of this end.
+        state: Current state of this end's handshake.
 
     Args:
         number: Secret number that identifies this connection attempt, 16 bytes.
@@ -123,7 +123,7 @@ class Handshake:
         """Return the first bytes to send to the other end; empty if this end only receives first.
 
         Raises:
-            ssl.SSLError: TLS fails.
+            ssl.SSLError: The TLS handshake fails.
         """
         if self._records is not None:
             return self._secure(self._records)
@@ -137,7 +137,7 @@ class Handshake:
 
         Raises:
             ConnectionRefusedError: The proof is false, or the other end sent too many bytes.
-            ssl.SSLError: TLS fails.
+            ssl.SSLError: The TLS handshake fails.
         """
         self._num_bytes += len(data)
         if self._num_bytes > MOST_HANDSHAKE_BYTES:
@@ -164,7 +164,7 @@ class Handshake:
         """Return the byte stream that carries the frames after the handshake.
 
         Args:
-            connected: Socket of the connection.
+            connected: Socket of the bulk connection, after the handshake.
         """
         if self._records is None:
             return TcpWire(connected)
@@ -210,7 +210,7 @@ def number_of(first: bytes, key: bytes, attempt: int) -> bytes:
     """Return the number that identifies one connection attempt on a shard's offer, 16 bytes.
 
     Args:
-        first: Number of attempt 0, which the offer contains.
+        first: Secret number of attempt 0, which the shard's offer contains.
         key: Secret key in the shard's offer, 32 bytes.
         attempt: Index of the connection attempt, from 0.
     """
@@ -243,14 +243,14 @@ def connect(
     """Open the bulk connection that a Welcome offers.
 
     Args:
-        host: Host of the gRPC stream.
+        host: Host name or address of the shard, as the gRPC stream uses it.
         offered: Offer of a bulk connection from the shard's Welcome.
         credentials: Credentials of the client.
         server_name: Name that the shard's certificate must have; None: `host`.
         dscp: Class of service of sent packets, 0..63; None: the system's default.
         seconds: Time limit for name lookup, connecting and the whole handshake, in seconds.
         attempt: Number of the client's earlier connection attempts on this offer.
-        clock: Returns seconds of a monotonic clock.
+        clock: Function that returns seconds of a monotonic clock.
 
     Raises:
         NoBulkConnection: No path leads to the port, or the other end is not the shard.
@@ -285,7 +285,7 @@ def connect(
             raise NoBulkConnection(BulkFailure.DISTRUSTED, str(error)) from error
         if isinstance(error, OSError):
             raise NoBulkConnection(BulkFailure.TURNED_AWAY, str(error)) from error
-        if isinstance(error, ValueError):  # TLS cannot use the credentials.
+        if isinstance(error, ValueError):  # TLS cannot use the node's credentials.
             raise NoBulkConnection(BulkFailure.DISTRUSTED, str(error)) from error
         raise
 

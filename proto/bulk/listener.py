@@ -72,7 +72,7 @@ class Offeree(Protocol):
     """The gRPC stream whose client receives an offer.
 
     Attributes:
-        peer: Name of the client, for the log.
+        peer: Name of the stream's client, for log lines.
     """
 
     peer: str
@@ -94,7 +94,7 @@ class _OpenOffer:
     stream: Offeree
     deadline: float
     attempt: int = 0  # Index of the client's next attempt. Numbers of earlier attempts are invalid.
-    connection: _Half | None = None  # The newest attempt's unproven connection; None before it.
+    connection: _Half | None = None  # Connection of the newest attempt; None: no attempt yet.
 
     def numbers(self, until: int = MOST_ATTEMPTS) -> list[bytes]:
         """Return the secret numbers of the attempts from the next one to `until` (exclusive)."""
@@ -117,10 +117,10 @@ class BulkListener:
     """Offers bulk connections to the clients of streams, and accepts these connections.
 
     Args:
-        address: Address to bind: the address of the gRPC server.
+        address: Address to bind, equal to the address of the shard's gRPC server.
         credentials: Certificate, key and token of the shard.
         dscp: Class of service of sent packets, 0..63; None: the system's default.
-        clock: Returns seconds of a monotonic clock.
+        clock: Function that returns seconds of a monotonic clock.
     """
 
     def __init__(
@@ -362,11 +362,11 @@ class BulkListener:
 
 
 class _Halves:
-    """The unproven connections of the listening thread."""
+    """The accepted connections whose clients have not yet proven their identity."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
-        self._all: dict[_Half, None] = {}  # In order of acceptance.
+        self._all: dict[_Half, None] = {}  # Unproven connections, oldest first.
         self._strangers: FairPlaces[_Half] = FairPlaces()
 
     def __len__(self) -> int:
@@ -424,6 +424,6 @@ class _Halves:
             self.end(half)
 
     def end_all(self) -> None:
-        """Close all unproven connections."""
+        """Close all connections whose clients have not yet proven their identity."""
         for half in list(self._all):
             self.end(half)

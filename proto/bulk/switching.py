@@ -231,11 +231,11 @@ def run_attempts(
 
     Args:
         address: ``host:port`` of the shard's gRPC server.
-        port: Port of the shard's bulk connections.
+        port: TCP port on which the shard accepts bulk connections.
         dial: Called with the index of an attempt; returns the open bulk connection or raises
             NoBulkConnection.
         take: Called with the open connection, which the stream takes over.
-        ended: Set when the stream has ended.
+        ended: Event that is set when the client's gRPC stream has ended.
         draw: Returns a random number, uniform in [0, 1).
         ports: Unreachable ports that this process has recorded.
 

@@ -46,7 +46,7 @@ class TlsRecords:
     """TLS state machine of one connection, without a socket: callers pass all bytes in and out.
 
     Args:
-        context: TLS context from `context_of`.
+        context: TLS context of the node, from `context_of`.
         server_name: Name that the shard's certificate must have. None at the shard's end.
     """
 
@@ -148,5 +148,5 @@ class TlsWire:
         self._wire.shutdown(how)
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the connection's socket."""
         self._wire.close()

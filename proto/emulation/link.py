@@ -98,8 +98,8 @@ class EmulatedSender:
 
     Args:
         model: Model of the emulated link's rate, delay and loss.
-        clock: Returns seconds of a monotonic clock.
-        sleep: Blocks for the given number of seconds.
+        clock: Function that returns seconds of a monotonic clock.
+        sleep: Function that blocks for a number of seconds.
     """
 
     def __init__(

@@ -52,11 +52,11 @@ class ClassCounts:
 
     bytes_on_wire: int = 0  # Bytes sent with headers, retransmissions and lost datagrams.
     datagrams: int = 0  # Datagrams that senders have put on the link.
-    overflowed: int = 0  # Offered datagrams that did not fit into the queue.
-    withdrawn: int = 0  # Offered datagrams that their sender withdrew.
-    lost: int = 0  # Offered datagrams that were lost on the link.
-    reordered: int = 0  # Offered datagrams that arrive after later ones.
-    duplicated: int = 0  # Offered datagrams that arrive twice.
+    overflowed: int = 0  # Datagrams that did not fit into the link's queue.
+    withdrawn: int = 0  # Datagrams that their sender withdrew before they passed the link.
+    lost: int = 0  # Datagrams that were lost on the link.
+    reordered: int = 0  # Datagrams that arrive after datagrams that were sent later.
+    duplicated: int = 0  # Datagrams that arrive twice.
 
 
 @dataclasses.dataclass(slots=True)
@@ -148,7 +148,7 @@ class ClassQueue:
 
 
 class Background:
-    """Traffic of other programs: packets at a constant rate from the first offer on.
+    """Traffic of other programs on a link: packets at a constant rate, from `begin` on.
 
     Attributes:
         next_at: Time of the next burst of background packets, in seconds.
@@ -206,7 +206,7 @@ class Background:
 def draw_fates(
     random: np.random.Generator, link: Link, count: int, counts: ClassCounts
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Draw which datagrams are lost, duplicated or late.
+    """Draw at random which datagrams of a train are lost, duplicated or late.
 
     Args:
         random: Generator of the random draws.
@@ -267,7 +267,7 @@ class PriorityLink:
 
     Args:
         link: Rate, delay, loss, queue size, background traffic and datagram probabilities.
-        seed: Seed of the random draws.
+        seed: Seed of the link's random draws.
 
     Raises:
         ConfigurationError: The background traffic takes the whole rate of the link.
@@ -299,7 +299,7 @@ class PriorityLink:
         return tuple(dataclasses.replace(queue.counts) for queue in self._classes)
 
     def has_space(self, priority: int) -> bool:
-        """Return True if a sender should offer datagrams of a class now, False to wait.
+        """Return True if a sender may put datagrams of a class on the link now, False to wait.
 
         The result is always True with a bounded queue, which drops datagrams without a report to
         the sender.
@@ -313,8 +313,8 @@ class PriorityLink:
         """Put a message of the reliable stream on the link.
 
         Args:
-            now: Current time, in seconds.
-            priority: Class of service, 0 to 7.
+            now: Current time on the caller's clock, in seconds.
+            priority: Class of service, 0 (most urgent) to 7.
             num_bytes: Size of the message with framing, in bytes.
             item: Any object; the message's `PacketArrival` contains it.
         """
@@ -331,10 +331,10 @@ class PriorityLink:
         """Put several datagrams of one size on the link together.
 
         Args:
-            now: Current time, in seconds.
-            priority: Class of service, 0 to 7.
+            now: Current time on the caller's clock, in seconds.
+            priority: Class of service, 0 (most urgent) to 7.
             size: UDP payload of one datagram, in bytes.
-            count: Number of datagrams.
+            count: Number of datagrams to put on the link.
             item: Any object; every `PacketArrival` of these datagrams contains it.
 
         Returns:
@@ -362,10 +362,10 @@ class PriorityLink:
         return fitting
 
     def withdraw(self, now: float, unwanted: Callable[[Any], bool]) -> int:
-        """Withdraw waiting datagrams; return their number.
+        """Remove datagrams that still wait for the link; return the number of removed datagrams.
 
         Args:
-            now: Current time, in seconds.
+            now: Current time on the caller's clock, in seconds.
             unwanted: Called with the item of each waiting train of datagrams; True withdraws it.
         """
         self._come_to(now)

@@ -49,7 +49,7 @@ class RunningLink:
 
     Args:
         model: Model of the emulated link.
-        clock: Returns seconds of a monotonic clock.
+        clock: Function that returns seconds of a monotonic clock.
     """
 
     def __init__(self, model: PriorityLink, clock: Callable[[], float] = time.monotonic) -> None:
@@ -74,7 +74,7 @@ class RunningLink:
         """Put messages of the reliable stream on the link.
 
         Args:
-            priority: Class of service, 0 to 7.
+            priority: Class of service, 0 (most urgent) to 7.
             sizes: Size of each message with framing, in bytes.
             ready_at: Earliest time at which the messages could have been sent, in seconds.
 
@@ -98,9 +98,9 @@ class RunningLink:
         """Put datagrams of one size on the link.
 
         Args:
-            priority: Class of service, 0 to 7.
+            priority: Class of service, 0 (most urgent) to 7.
             size: UDP payload of one datagram, in bytes.
-            count: Number of datagrams.
+            count: Number of datagrams to put on the link.
             deliver: Called by the link's thread with each arrival of these datagrams.
         """
         with self._changed:
@@ -109,7 +109,7 @@ class RunningLink:
                 self._changed.notify_all()
 
     def has_space(self, priority: int) -> bool:
-        """Return True if a sender should offer datagrams of a class now, False to wait."""
+        """Return True if a sender may put datagrams of a class on the link now, False to wait."""
         with self._changed:
             return self._model.has_space(priority)
 
@@ -165,8 +165,8 @@ class PrioritySender(EmulatedSender):
     link's delay only once.
 
     Args:
-        link: Link that carries the streams.
-        priority: Class of service of all streams.
+        link: Running emulated link that carries the streams.
+        priority: Class of service of all streams, 0 (most urgent) to 7.
     """
 
     def __init__(self, link: RunningLink, priority: int) -> None:
@@ -195,8 +195,8 @@ class EmulatedSocket:
 
     Args:
         below: Real socket that sends the arrived datagrams. `close` closes it.
-        link: Link that carries the datagrams.
-        priority: Class of service, 0 to 7.
+        link: Running emulated link that carries the datagrams.
+        priority: Class of service of the datagrams, 0 (most urgent) to 7.
     """
 
     def __init__(self, below: socket.socket, link: RunningLink, priority: int) -> None:
@@ -216,7 +216,7 @@ class EmulatedSocket:
         """Put several datagrams of equal size on the emulated link.
 
         Args:
-            buffers: Bytes of all datagrams.
+            buffers: Bytes of all datagrams, one after the other.
             ancillary: One control message, UDP_SEGMENT, with the size of a datagram in bytes.
 
         Raises:

@@ -136,7 +136,7 @@ class ClientStream:
 
     @property
     def bytes_received(self) -> int:
-        """Bytes received, including framing."""
+        """Bytes received from the shard, including framing."""
         return self._bytes_received + (self._bulk.num_received if self._bulk else 0)
 
     @property
@@ -314,7 +314,7 @@ class ClientStream:
 
         Raises:
             NoProgress: No byte arrived within the time limit.
-            StreamLost: The stream has ended.
+            StreamLost: The gRPC stream to the shard has ended.
             Malformed: The received bytes are not a frame.
         """
         connection = self._bulk if self._receives_bulk else None

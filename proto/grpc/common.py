@@ -64,7 +64,7 @@ def channel_options(keepalive_seconds: float, dscp: int | None = None) -> list[t
     reason.
 
     Args:
-        keepalive_seconds: gRPC keepalive time.
+        keepalive_seconds: gRPC keepalive time, in seconds.
         dscp: DSCP class of service of all outgoing packets, 0..63. None: the system's default.
     """
     keepalive_ms = round(1000 * keepalive_seconds)
@@ -103,7 +103,7 @@ def check_bind(
     """Reject listening beyond this machine without authentication unless the user allows it.
 
     Args:
-        address: Address to listen at.
+        address: Address at which the node will listen.
         insecure: True if the user passed --insecure.
         protection: Encryption and authentication of the listening node.
         flag: Name of the flag that sets the address, for the message.

@@ -86,7 +86,7 @@ class ServerStream:
 
     @property
     def bytes_received(self) -> int:
-        """Bytes received, including framing."""
+        """Bytes received from the client, including framing."""
         bulk = self._path.connection
         return self._bytes_received + (bulk.num_received if bulk else 0)
 
@@ -166,7 +166,7 @@ class ServerStream:
         self._context.cancel()  # type: ignore[no-untyped-call]  # without annotations in grpc's stubs
 
     def send_report(self, message: bytes) -> int:
-        """Queue a report, which the client may miss; never blocks.
+        """Queue a report to the client, which may miss reports; never blocks.
 
         Returns:
             Number of older reports that were dropped, because the client does not read them.
@@ -178,8 +178,8 @@ class ServerStream:
 
         Args:
             link: The worker's emulated link. An inactive link ends the emulation.
-            share: This shard's share of the link's rate, in (0, 1].
-            seed: Seed of the random losses.
+            share: Fraction of the link's rate that this shard may use, in (0, 1].
+            seed: Seed of the link's random losses.
         """
         if not link.active:
             self._sender = None
@@ -277,7 +277,7 @@ _HANDSHAKE_MS, _IDLE_MS = 10_000, 20_000
 
 
 class PortInUse(ConfigurationError):
-    """The server cannot listen at the address."""
+    """The gRPC server cannot listen at its address."""
 
 
 class GrpcServer:

@@ -73,7 +73,7 @@ _LOCATES_AS = {pb.ROLE_WORKER: pb.ROLE_SCRIPT, pb.ROLE_SUPERVISOR: pb.ROLE_EVALU
 
 
 class RequestRejected(Exception):
-    """The shard rejected a Hello or a push."""
+    """A shard has rejected a client's Hello or a worker's push."""
 
     def __init__(self, refusal: pb.Refusal) -> None:
         super().__init__(refusal.message)
@@ -96,7 +96,7 @@ def payload_limit(layout: ShardLayout, aux_count: int = 0) -> int:
     """Return the maximum payload bytes of a valid push to a shard or reply from the shard.
 
     Args:
-        layout: Layout of the shard.
+        layout: Layout of the shard (the variable slices that the shard stores).
         aux_count: Number of auxiliary float32 values at the payload's end.
     """
     return 5 * layout.size + _SLACK_BYTES + 64 * len(layout.slices) + 4 * aux_count
@@ -386,7 +386,7 @@ class ClientSession:
         """Receive one frame; return the message that it completes, or None if chunks are missing.
 
         Raises:
-            NoProgress: No byte arrived in time.
+            NoProgress: No byte arrived from the shard in time.
             StreamLost: The stream ended, or the frame is malformed.
         """
         try:
@@ -414,7 +414,7 @@ class Dialler:
         transient: Rejection reasons after which the client sends a Hello again. A rejection with a
             retry time also leads to another Hello.
         leader: ``host:port`` of shard 0, which knows the present addresses of restarted shards.
-            Empty: not known.
+            Empty: the address of shard 0 is not known.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Authentication and admission of clients.
+"""Authentication and admission of the clients of a listening node.
 
 `credentials` reads certificates, keys and the token, opens protected channels and authenticates
 both ends. `connection_guard.ConnectionGuard` admits streams within limits and counts the rejected

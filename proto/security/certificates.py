@@ -52,7 +52,7 @@ class IssuedCertificate:
     key: ec.EllipticCurvePrivateKey
 
     def pem(self) -> tuple[bytes, bytes]:
-        """Return the certificate and the key in PEM form."""
+        """Return the certificate and its private key in PEM form."""
         _, forms = _library()
         key = self.key.private_bytes(
             forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption()
@@ -62,13 +62,13 @@ class IssuedCertificate:
 
 @dataclasses.dataclass(frozen=True)
 class CertificateHolder:
-    """A node that needs a certificate.
+    """A node of the run that needs a certificate.
 
     Attributes:
         name: Name of the node and of its files, for example worker-3.
         part: URI that names the node's role and number in the run.
         hosts: Host names and addresses at which clients dial the node.
-        serves: True if clients dial the node.
+        serves: True if clients dial the node, as they dial a PS.
     """
 
     name: str
@@ -82,8 +82,8 @@ def holders(hosts: Sequence[str], num_shards: int, num_workers: int) -> list[Cer
 
     Args:
         hosts: Host names and addresses of the machines with a PS.
-        num_shards: Number of PS shards.
-        num_workers: Number of workers.
+        num_shards: Number of PS shards of the run.
+        num_workers: Number of workers of the run.
     """
     shards = [
         CertificateHolder(f"ps-{j}", part_of_shard(j), tuple(hosts)) for j in range(num_shards)
@@ -139,7 +139,7 @@ def make(folder: pathlib.Path, wanted: Sequence[CertificateHolder], days: float)
     """Write an authority and certificates to a folder; existing files are kept.
 
     Args:
-        folder: Folder of the files, created if necessary.
+        folder: Folder for the certificate files, created if necessary.
         wanted: Nodes that need a certificate.
         days: Validity of new certificates, in days.
 
@@ -290,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hosts = [host.strip() for host in options.hosts.split(",") if host.strip()]
     if not hosts or options.shards < 1 or options.workers < 1:
         parser.error("--hosts must not be empty, and --shards and --workers must be at least 1")
-    if not 0 < options.days <= _MOST_DAYS:  # false for NaN too
+    if not 0 < options.days <= _MOST_DAYS:  # the comparison is False for NaN, too
         parser.error(f"--days={options.days:g}: expected more than 0 and at most {_MOST_DAYS}")
     try:
         written = make(options.out, holders(hosts, options.shards, options.workers), options.days)

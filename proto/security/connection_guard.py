@@ -28,7 +28,7 @@ class GuardedStream(Protocol):
 
     Attributes:
         evidence: Certificate names and random numbers of the client.
-        peer: The client's address in gRPC's form.
+        peer: The client's address in gRPC's form, for example ipv4:10.0.0.3:4711.
     """
 
     evidence: trust.PeerEvidence
@@ -138,7 +138,7 @@ class ConnectionGuard:
         """Return True if a call gets a thread, False if strangers make too many calls.
 
         Args:
-            metadata: Metadata of the call.
+            metadata: gRPC metadata of the client's call.
         """
         if trust.shows_token(metadata, self.credentials):
             return True
@@ -244,5 +244,5 @@ class ConnectionGuard:
                 return
             self._logged[reason] = now, count
         more = f" (and {count - logged - 1} like it before)" if count - logged > 1 else ""
-        shown = printable(text, _LONGEST_TEXT)  # `text` may quote the client
+        shown = printable(text, _LONGEST_TEXT)  # `text` may quote unprintable bytes of the client
         logging.warning("refused %s, %s: %s%s", peer, reason, shown, more)

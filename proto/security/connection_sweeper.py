@@ -102,7 +102,7 @@ class ConnectionSweeper:
         """Close connections if too many of them have no accepted stream.
 
         Args:
-            now: Monotonic time, in seconds.
+            now: Current monotonic time, in seconds.
         """
         known = self._guard.known_peers()
         # Counting descriptors is cheap. Only a high count requires examining each descriptor.
@@ -152,7 +152,7 @@ def _peer_of(descriptor: int, port: int, ends: str | None = None) -> str | None:
 
     Args:
         descriptor: Descriptor of this process. Another thread may close or reuse it at any moment.
-        port: Port of this process.
+        port: TCP port at which this process listens.
         ends: Peer of the connection to shut down. None: shut down no connection.
     """
     # The descriptor is duplicated before it is examined. Without the duplicate, another thread
@@ -177,6 +177,6 @@ def _peer_of(descriptor: int, port: int, ends: str | None = None) -> str | None:
 
 
 def _peer(host: str, port: int) -> str:
-    """Return a client's address in gRPC's form."""
+    """Return a client's address in gRPC's form, for example ipv4:10.0.0.3:4711."""
     host = host.removeprefix("::ffff:")
     return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"

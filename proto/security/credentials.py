@@ -103,7 +103,7 @@ def open_channel(
     Args:
         address: ``host:port`` of the server.
         credentials: This node's certificate, key and token.
-        options: gRPC channel options.
+        options: gRPC options of the new channel.
         server_name: Name that the server's certificate must contain. None: the host of `address`.
     """
     if not credentials.authority:
@@ -122,12 +122,12 @@ def add_port(server: grpc.Server, address: str, credentials: Credentials) -> int
     If the credentials have an authority too, clients need a certificate that the authority signed.
 
     Args:
-        server: gRPC server.
-        address: ``host:port`` to bind.
+        server: gRPC server that gets the port.
+        address: ``host:port`` to which the server binds.
         credentials: This node's certificate, key and token.
 
     Raises:
-        RuntimeError: The address cannot be bound.
+        RuntimeError: The server cannot bind to the address.
     """
     if not credentials.certificate:
         return int(server.add_insecure_port(address))
@@ -278,11 +278,11 @@ def check_client(
     """Check that a client is the part of the run that it claims to be.
 
     Args:
-        evidence: Evidence from the client's stream.
+        evidence: Evidence about the client from its stream.
         credentials: This server's certificate, key and token.
         part: URI of the part in the run (role and number) that the client claims.
         proof: The client's proof that it has the token.
-        claims: Claims that the proof must cover.
+        claims: Claims of the client's Hello that the proof must cover.
 
     Returns:
         (reason, message) of the client's refusal. None if the client is accepted.
@@ -313,8 +313,8 @@ def check_server(
     Args:
         address: ``host:port`` of the server, for the error message.
         credentials: This node's certificate, key and token. Without a token nothing is checked.
-        nonce: Random number that this client sent.
-        answer: Initial metadata of the server's answer.
+        nonce: Random number that this client sent to the server.
+        answer: Initial gRPC metadata of the server's answer.
 
     Raises:
         UntrustedPeer: The server has not proved that it has the token.
@@ -356,7 +356,7 @@ def read(
     """Return a node's credentials from its files and its environment.
 
     Args:
-        files: Paths of the credential files.
+        files: Paths of the node's credential files.
         token_in_environment: Value of THINWIRE_TOKEN. Empty: not set.
         part: URI of the node's part, which the node's certificate must name. None: any part.
         serves: True for a node that mainly listens, False for a node that mainly dials.
@@ -400,7 +400,7 @@ def _content(path: str, flag: str) -> bytes:
     """Return the bytes of a credential file.
 
     Raises:
-        ConfigurationError: The file cannot be read.
+        ConfigurationError: The credential file cannot be read.
     """
     try:
         return read_bounded(path)
@@ -432,7 +432,7 @@ def _check_pem(content: bytes, where: str, kind: str) -> None:
     """Check that a file holds a certificate or a private key in PEM form.
 
     Args:
-        content: Content of the file.
+        content: Content of the credential file.
         where: Flag and path of the file, for the error message.
         kind: Expected PEM object, CERTIFICATE or PRIVATE KEY.
 
@@ -552,7 +552,7 @@ def _show(
             trusted certificate may be any certificate of the chain.
 
     Raises:
-        ssl.SSLError: The verification failed.
+        ssl.SSLError: The verifying side rejected the certificate.
     """
     verifier = ours[1] if serves else ours[0]
     if not whole_chain:

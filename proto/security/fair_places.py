@@ -34,7 +34,7 @@ class FairPlaces(Generic[Holder]):
         return list(self._places)
 
     def take(self, holder: Holder, address: str, now: float, most: int) -> list[Holder]:
-        """Give a new holder a place; return the holders that lose their places.
+        """Give a new client a place; return the clients that lose their places.
 
         Args:
             holder: The client that gets a place.
@@ -46,11 +46,11 @@ class FairPlaces(Generic[Holder]):
         return self.shrink(most, address)
 
     def leave(self, holder: Holder) -> bool:
-        """Free a holder's place; return False if the holder had no place."""
+        """Free a client's place; return False if the client had no place."""
         return self._places.pop(holder, None) is not None
 
     def shrink(self, most: int, newest: str = "") -> list[Holder]:
-        """Remove holders until at most ``most`` remain; return the removed holders.
+        """Remove clients until at most ``most`` hold places; return the removed clients.
 
         Args:
             most: Maximum number of places.
@@ -68,7 +68,7 @@ class FairPlaces(Generic[Holder]):
         return lost
 
     def overdue(self, since: float) -> list[Holder]:
-        """Remove and return all holders that got their place at the time ``since`` or before."""
+        """Remove and return all clients that got their place at the time ``since`` or before."""
         late = [holder for holder, (_, came_at) in self._places.items() if came_at <= since]
         for holder in late:
             self.leave(holder)

@@ -34,13 +34,13 @@ def connect(
     bucket: TokenBucket | None = None,
     over: Over | None = None,
 ) -> UdpSender:
-    """Return a sender of datagrams to a shard.
+    """Return a sender of datagrams from a worker to a shard.
 
     If the route is known to carry only datagrams smaller than ``sending.mtu``, the datagram size is
     the route's limit, but at least half of ``sending.mtu``.
 
     Args:
-        host: Host of the shard.
+        host: Host name or address of the shard.
         ports: UDP port of each channel, channel 1 first.
         sending: Key, sizes and options of the sender.
         bucket: Token bucket that paces the datagrams. None: no pacing.

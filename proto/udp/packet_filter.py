@@ -24,7 +24,7 @@ _MOST_INSTRUCTIONS = 4096
 # Codes of BPF operations, from Linux's header linux/bpf_common.h.
 _LOAD_WORD = 0x20  # load the big-endian word at k; if k is outside the packet, drop the packet
 _JUMP_IF_EQUAL = 0x15
-_RETURN = 0x06  # end: keep the first k bytes of the packet
+_RETURN = 0x06  # end the program and keep the first k bytes of the packet; 0 drops it
 _DROP, _KEEP = 0, 0xFFFFFFFF
 
 _Instruction = tuple[int, int, int, int]  # operation, skip if true, skip if false, k
@@ -36,7 +36,7 @@ def program(start: bytes, offset: int, numbers: Collection[bytes]) -> list[_Inst
     Args:
         start: First 4 bytes of a valid datagram.
         offset: Offset of the number in a datagram, in bytes.
-        numbers: Valid numbers of 8 bytes each.
+        numbers: Valid numbers (session ids) of 8 bytes each.
     """
     instructions = [
         (_LOAD_WORD, 0, 0, _UDP_HEADER_BYTES),

@@ -172,12 +172,12 @@ class UdpReceiver:
 
     Args:
         address: Address to bind: IPv4, IPv6 or a host name.
-        num_channels: Number of channels, 1..7.
+        num_channels: Number of datagram channels, 1..7.
         owner: Handler of the received datagrams and of the timer.
         joining: True to let the kernel join datagrams of one size into one buffer, if it can.
-        clock: Returns a monotonic time, in seconds.
+        clock: Function that returns a monotonic time, in seconds.
         cpu_clock: Returns the processor time of the calling thread, in seconds.
-        sleep: Sleeps for a number of seconds.
+        sleep: Function that sleeps for a number of seconds.
 
     Raises:
         ConfigurationError: This machine does not have the address.
@@ -219,7 +219,7 @@ class UdpReceiver:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """UDP port of each channel, channel 1 first."""
+        """UDP port of each datagram channel, channel 1 first."""
         return tuple(channel.socket.getsockname()[1] for channel in self._channels)
 
     def start(self) -> None:

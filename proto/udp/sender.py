@@ -72,7 +72,7 @@ class Outbox:
         counts: Datagram counters of the channels, channel 1 first.
 
     Args:
-        channels: Number of channels.
+        channels: Number of datagram channels.
         max_late: Number of steps; a batch is dropped when the step of a new batch is more than this
             number later.
     """
@@ -120,7 +120,7 @@ class Outbox:
             queue.appendleft(piece.waiting)
 
     def clear(self) -> None:
-        """Remove all queued batches without counting them."""
+        """Remove all queued batches of datagrams, without a change of the counters."""
         for queue in self._queues:
             queue.clear()
 
@@ -138,13 +138,13 @@ class SendingSocket(Protocol):
     """The methods of a connected, non-blocking `socket.socket` that the sender uses."""
 
     def send(self, data: Any, /) -> int:
-        """Send one datagram."""
+        """Send one datagram to the connected shard."""
 
     def sendmsg(self, buffers: Any, ancillary: Any, /) -> int:
-        """Send one buffer with control messages for the kernel."""
+        """Send one buffer of datagrams, with control messages for the kernel."""
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the datagram socket."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,7 @@ class UdpSettings:
     """Settings of the datagrams from one worker to one shard.
 
     Attributes:
-        key: Key that signs the datagrams.
+        key: Secret key that signs the datagrams.
         mtu: Size of the largest datagram, in bytes.
         max_late: Number of steps after which queued datagrams are dropped.
         scheme: Scheme of the class of service, for `thinwire.proto.udp.sockets.tos`.
@@ -182,10 +182,10 @@ class UdpSender:
 
     Args:
         sockets: Socket of each channel, channel 1 first; `close` closes the sockets.
-        sending: Key, sizes and options.
+        sending: Signing key, datagram size and options of the sender.
         bucket: Token bucket that paces bytes, with IP and UDP headers. None: no pacing.
-        clock: Returns a monotonic time, in seconds.
-        sleep: Sleeps for a number of seconds.
+        clock: Function that returns a monotonic time, in seconds.
+        sleep: Function that sleeps for a number of seconds.
     """
 
     def __init__(

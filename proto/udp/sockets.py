@@ -38,7 +38,7 @@ def tos(scheme: str, channel: int, channels: int) -> int | None:
     - ``off``: the result is None, and packets are not marked.
 
     Args:
-        scheme: One of `SCHEMES`.
+        scheme: Marking scheme, one of `SCHEMES`.
         channel: Number of the channel; 0 for the reliable stream.
         channels: Number of datagram channels, 0..7.
 
@@ -193,7 +193,7 @@ def connect(host: str, ports: Sequence[int], scheme: str) -> list[socket.socket]
     An option that the system rejects is not an error: one warning lists all rejected options.
 
     Args:
-        host: Host of the shard.
+        host: Host name or address of the shard.
         ports: UDP port of each channel, channel 1 first.
         scheme: Scheme of the class of service, one of `SCHEMES`.
 

@@ -19,7 +19,7 @@ class DatagramBatch(Protocol):
 
     @property
     def size(self) -> int:
-        """Size of each datagram, in bytes."""
+        """Size of each datagram of the batch, in bytes."""
 
     @property
     def count(self) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 import keras
 from keras import layers
 
-#: Momentum of the moving statistics: fraction of the old value that is kept at each batch.
+#: Momentum of batch normalization: fraction of a moving statistic that each batch retains.
 MOMENTUM = 0.9
 EPSILON = 1e-5
 
@@ -54,18 +54,18 @@ def convolution(
     """Apply a convolution with symmetric padding.
 
     Args:
-        x: Input tensor.
+        x: Input tensor [N, height, width, channels] float32.
         filters: Number of output channels.
         kernel: Height and width of the kernel; odd if `padding` is None.
-        name: Name of the layer; the padding layer's name is derived from it.
-        strides: Stride in both directions.
+        name: Name of the convolution layer, from which the padding layer's name is derived.
+        strides: Stride of the convolution in both directions.
         padding: Number of rows and columns of zeros on each side; None: (kernel - 1) / 2.
-        bias: True to add a bias.
+        bias: True to add a trained bias to each output channel.
         activation: Keras' name of the activation; None for no activation.
     """
     height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
     margins = ((height - 1) // 2, (width - 1) // 2) if padding is None else (padding, padding)
-    # With stride 1 and an odd kernel, Keras' "same" is also symmetric, and it avoids a padded copy.
+    # With stride 1 and an odd kernel, Keras' padding "same" is also symmetric and avoids a copy.
     is_same = strides == 1 and margins == ((height - 1) / 2, (width - 1) / 2)
     if not is_same:
         x = pad(x, margins, name)
@@ -91,7 +91,7 @@ def depthwise_convolution(x: Any, name: str, strides: int = 1) -> Any:
 
 
 def pad(x: Any, margins: tuple[int, int], name: str) -> Any:
-    """Add rows and columns of zeros on each side; return `x` itself if both margins are 0."""
+    """Add rows and columns of zeros around the images `x`; return `x` if both margins are 0."""
     return layers.ZeroPadding2D(margins, name=f"{name}_pad")(x) if any(margins) else x
 
 
@@ -104,7 +104,7 @@ def normalise(x: Any, name: str, epsilon: float = EPSILON, affine: bool = True) 
 
 
 def max_pool(x: Any, name: str, padding: int = 0) -> Any:
-    """Apply max pooling of 3 x 3 with stride 2.
+    """Apply max pooling over 3 x 3 positions with stride 2.
 
     The padding consists of zeros, so `x` must not be negative if `padding` is not 0.
     """
@@ -122,7 +122,7 @@ def relu(x: Any, name: str, limit: float | None = None) -> Any:
 
 
 def add(parts: Sequence[Any], name: str) -> Any:
-    """Add the branches of a residual block."""
+    """Return the sum of the branches of a residual block."""
     return layers.Add(name=name)(parts)
 
 

@@ -1,4 +1,4 @@
-"""AdaComp's CNN: two convolutions, one hidden layer.
+"""The convolutional network of the AdaComp paper: two convolutions and one hidden layer.
 
 The network has 421,642 parameters for images of 28 x 28 x 1 and 10 classes.
 
@@ -35,7 +35,7 @@ def _convolution(filters: int, name: str) -> keras.Layer:
         padding="same",
         activation="relu",
         name=name,
-        # A new initializer for each layer: one initializer object draws the same numbers each time.
+        # A new initializer for each layer: one initializer object draws equal numbers at each call.
         kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.1),
         bias_initializer=keras.initializers.Constant(0.1),
     )

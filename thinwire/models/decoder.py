@@ -17,7 +17,7 @@ import keras
 
 from thinwire.data.choices import CONTEXT
 
-_DEVIATION = 0.02  # standard deviation of the initial weights
+_DEVIATION = 0.02  # standard deviation of a decoder's initial weights
 _HEAD_WIDTH = 32
 
 
@@ -27,7 +27,7 @@ def build_decoder(image_size: int, image_depth: int, nb_classes: int) -> keras.M
 
 
 def build_decoder_small(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
-    """Return a decoder of 87,232 parameters, small enough for many runs on a CPU."""
+    """Return a decoder language model of 87,232 parameters, small enough for many CPU runs."""
     return _build("decoder-small", nb_classes, width=64, num_blocks=1)
 
 
@@ -52,7 +52,7 @@ def build_decoder_100m(image_size: int, image_depth: int, nb_classes: int) -> ke
 
 
 def build_tiny(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
-    """Return a decoder of 12,784 parameters, for quick tests."""
+    """Return a decoder language model of 12,784 parameters, for quick tests."""
     return _build("decoder-tiny", nb_classes, width=16, num_blocks=1)
 
 

@@ -21,8 +21,8 @@ _swapping = threading.RLock()
 def plain_bias_sums() -> Iterator[None]:
     """Replace `tf.nn.bias_add` by a broadcast addition in functions traced inside this context.
 
-    The outputs are equal; the gradients differ by the order of summation. `tf.nn.bias_add` stays in
-    use if there is a GPU, and for data formats with the channels in front.
+    Both additions have equal outputs; their gradients differ by the order of summation. Nothing is
+    replaced if TensorFlow sees a GPU, and for data formats with the channels before the pixels.
     """
     if tf.config.list_physical_devices("GPU"):
         yield
@@ -37,7 +37,7 @@ def plain_bias_sums() -> Iterator[None]:
 
 
 def _adding(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement of `tf.nn.bias_add`."""
+    """Return the broadcast addition that replaces `tf.nn.bias_add`."""
 
     def add(value: Any, bias: Any, data_format: str | None = None, name: str | None = None) -> Any:
         channels_in_front = data_format is not None and data_format.startswith("NC")

@@ -16,14 +16,14 @@ _MEND = (
 
 
 def check_examples(model: Any, images: Any, labels: NDArray[Any], part: str = "training") -> None:
-    """Reject examples of another shape than the model's input, and labels beyond its outputs.
+    """Reject examples whose shape differs from the model's input, and labels beyond its outputs.
 
-    Inputs and outputs are not checked if the model has several of them or their shape is unknown.
+    Inputs (outputs) are not checked if the model has several inputs (outputs) or an unknown shape.
 
     Args:
-        model: Keras model.
-        images: [N, ...], an array or another object with a shape.
-        labels: [N, ...].
+        model: Keras model that will be trained or evaluated on the examples.
+        images: Examples [N, ...], an array or another object with a shape.
+        labels: Labels of the examples, [N, ...].
         part: Name of the part of the data set ("training" or "test"), for the error message.
 
     Raises:
@@ -46,7 +46,7 @@ def check_examples(model: Any, images: Any, labels: NDArray[Any], part: str = "t
 
 
 def _shape(model: Any, name: str) -> tuple[int | None, ...] | None:
-    """Return the shape of one example; None if it is unknown or the model has several."""
+    """Return one example's shape in a model's input or output; None if several or unknown."""
     try:
         shape = getattr(model, name)
     except (AttributeError, ValueError):
@@ -55,7 +55,7 @@ def _shape(model: Any, name: str) -> tuple[int | None, ...] | None:
 
 
 def _takes(expected: tuple[int | None, ...], given: tuple[int, ...]) -> bool:
-    if len(expected) != len(given):  # Keras adds or drops a last axis of size 1
+    if len(expected) != len(given):  # Keras itself adds or drops a last axis of size 1
         longer, shorter = sorted((expected, given), key=len, reverse=True)
         return longer[-1] in (1, None) and len(longer) == len(shorter) + 1
     return all(size in (None, other) for size, other in zip(expected, given, strict=True))
@@ -67,9 +67,9 @@ def _text(shape: tuple[int | None, ...]) -> str:
 
 
 def _compares_classes(model: Any, labels: NDArray[Any]) -> bool:
-    """Return whether the loss interprets integer labels as class numbers.
+    """Return True if a model's loss interprets integer labels as class numbers.
 
-    A model without a compiled loss gets the loss of its task, which does so.
+    A model without a compiled loss gets the loss of its task, which interprets labels as classes.
     """
     loss = getattr(model, "loss", None)
     name = getattr(loss, "name", loss)

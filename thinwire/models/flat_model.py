@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32, ShardLayout
 
-#: Keras' names of the moving statistics. Custom layers that use these names are treated equally.
+#: Keras' names of BatchNormalization's moving statistics. Variables of custom layers with these
+#: names count as moving statistics, too.
 _NAMES = frozenset({"moving_mean", "moving_variance"})
 
 
 def moving_statistics(model: keras.Model) -> list[keras.Variable]:
-    """Return the moving means and variances, in the model's order: layer by layer, mean first.
+    """Return a model's moving means and variances layer by layer, each mean before its variance.
 
     The list includes inner models and frozen layers. The order depends only on the model, so every
     node that builds the same model gets the same order. The list may be empty.
@@ -40,8 +41,8 @@ def moving_statistics(model: keras.Model) -> list[keras.Variable]:
     return [v for v in model.non_trainable_variables if v.name in _NAMES]
 
 
-#: Number of calls that `FlatVariables` runs uncompiled. Compiling takes seconds for a thousand
-#: variables, which does not pay for the few calls at a worker's start.
+#: Number of calls that `FlatVariables` runs before it compiles its functions. Compiling takes
+#: seconds for a thousand variables, which does not pay for the few calls at a worker's start.
 _CALLS_AS_THEY_ARE = 8
 
 
@@ -49,11 +50,11 @@ class FlatVariables:
     """View of a list of variables (may be empty) as one flat float32 vector.
 
     Attributes:
-        size: Length of the vector.
+        size: Number of float32 values in the flat vector.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:
-        """Prepare the compiled functions; the first calls run uncompiled."""
+        """Prepare functions that read and assign `variables`; their first calls run uncompiled."""
         import tensorflow as tf
 
         self._variables = list(variables)
@@ -74,18 +75,18 @@ class FlatVariables:
         return self._num_calls > _CALLS_AS_THEY_ARE
 
     def read(self) -> Float32:
-        """Return a copy of the values: [size] float32."""
+        """Return a copy of the variables' values as one vector, [size] float32."""
         if not self.size:
             return np.empty(0, np.float32)
         return np.array(self._joined() if self._is_worth_compiling else self._join())
 
     def assign(self, flat: Float32) -> None:
-        """Overwrite the values with `flat`, [size] float32, an array or a tensor."""
+        """Overwrite the variables with `flat`, [size] float32, an array or a tensor."""
         if self.size:
             (self._split if self._is_worth_compiling else self._assign_split)(flat)
 
     def joined(self) -> Any:
-        """Return the values as a tensor [size] float32, for use inside a tf.function."""
+        """Return the variables' values as a tensor [size] float32, for use inside a tf.function."""
         import tensorflow as tf
 
         return self._join() if self.size else tf.zeros([0])
@@ -105,7 +106,7 @@ class FlatVariables:
         """Return each variable with its part of `flat`, for use inside a tf.function.
 
         Args:
-            flat: [size] float32.
+            flat: Flat vector of values, [size] float32.
         """
         import tensorflow as tf
 
@@ -117,7 +118,7 @@ class FlatVariables:
 
 
 def has_gpu(run: Run) -> bool:
-    """Return whether the run uses a GPU: there is one, and --device is not cpu.
+    """Return True if the run uses a GPU: TensorFlow sees a GPU, and --device is not cpu.
 
     Raises:
         ConfigurationError: --device names a GPU, but TensorFlow sees no GPU.
@@ -133,7 +134,7 @@ def has_gpu(run: Run) -> bool:
 
 
 class SharedModel:
-    """A Keras model, its W_global variables in order, and their signature."""
+    """A Keras model, its variables that workers share (W_global) in order, and their signature."""
 
     def __init__(self, choice: ModelChoice, seed: int) -> None:
         """Build the network or the user's model, with the same initial values for the same seed.
@@ -151,7 +152,7 @@ class SharedModel:
             )
         self._share(model, user_module)
         self.task = TASKS[choice.task]
-        """Task that the model is trained for."""
+        """Training task (row of `TASKS`) that the model is trained for."""
 
     @classmethod
     def of(
@@ -161,8 +162,8 @@ class SharedModel:
 
         Args:
             model: Built Keras model.
-            is_offered: True if a script offers the model to the servers, so that no server builds
-                the model. Variables may then have equal paths; repeated paths are numbered.
+            is_offered: True if a script sends the model to the servers, so that no server builds
+                the model. Variables may then have equal paths, which are numbered.
             stepped: The variables that a training step passes to the optimizer; None if unknown.
 
         Raises:
@@ -186,20 +187,20 @@ class SharedModel:
         self.statistics = moving_statistics(model)
 
     def flat(self) -> Float32:
-        """Return a copy of the shared values: [num_parameters] float32."""
+        """Return a copy of the shared variables' values, [num_parameters] float32."""
         return np.concatenate([np.asarray(v.value).ravel() for v in self.variables])
 
     def part(self, layout: ShardLayout) -> Float32:
-        """Return a copy of the values that a shard stores, in its layout's order: [k] float32."""
+        """Return a copy of a shard's values, in the order of the shard's layout, [k] float32."""
         part, filled = np.empty(layout.size, np.float32), 0
-        for piece in layout.slices:  # one variable at a time: reading a variable copies it
+        for piece in layout.slices:  # one variable at a time, because reading copies a variable
             values = np.asarray(self.variables[piece.tensor].value).ravel()
             part[filled : filled + piece.size] = values[piece.start : piece.stop]
             filled += piece.size
         return part
 
     def assign(self, flat: Float32) -> None:
-        """Overwrite the shared values with `flat`, [num_parameters] float32."""
+        """Overwrite the shared variables with `flat`, [num_parameters] float32."""
         offsets = self.spec.offsets
         for number, variable in enumerate(self.variables):
             values = flat[offsets[number] : offsets[number + 1]]

@@ -52,7 +52,7 @@ def _block(x: Any, one: int, three: int, name: str) -> Any:
 
 
 def _reduce(x: Any, filters: int, name: str) -> Any:
-    """Halve height and width, by a convolution and a max pooling that are concatenated."""
+    """Halve the images' height and width by a convolution and a max pooling, concatenated."""
     convolved = _convolution(x, filters, 3, f"{name}_three", strides=2)
     pooled = blocks.max_pool(x, f"{name}_pool", padding=1)
     return blocks.concatenate([convolved, pooled], f"{name}_concat")

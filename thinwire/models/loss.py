@@ -18,7 +18,7 @@ class _FunctionLoss(keras.losses.Loss):
         self._function = function
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Return the loss of each example."""
+        """Return the loss of each example of a batch, [N]."""
         return self._function(y_true, y_pred)
 
 

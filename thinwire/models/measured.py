@@ -24,17 +24,17 @@ class MeasuredModel:
 
     name: str
     spec: ModelSpec  # signature of the shared variables
-    rows: int  # number of examples in a mini-batch
+    rows: int  # number of examples in a mini-batch of the script
     step_seconds: float  # median time of a mini-batch, including its data, in seconds
-    num_steps: int  # number of mini-batches that were timed
-    optimizer: str  # class name of the compiled optimizer
+    num_steps: int  # number of mini-batches that were timed for step_seconds
+    optimizer: str  # class name of the optimizer that the script compiled
     embedding_share: float  # fraction of the parameters that get row-sparse gradients
-    weights: Float32  # [num_parameters]
-    statistics: Float32  # [m] moving statistics
-    gradients: list[Float32]  # [num_parameters] for each of the first steps
+    weights: Float32  # values of the shared variables, [num_parameters]
+    statistics: Float32  # moving statistics of BatchNormalization layers, [m]
+    gradients: list[Float32]  # gradient [num_parameters] of each of the first steps
 
     def store(self, path: pathlib.Path) -> None:
-        """Write the file atomically."""
+        """Write the measurements to a file, atomically."""
         about: dict[str, Any] = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
@@ -53,7 +53,7 @@ class MeasuredModel:
 
 
 def load(path: pathlib.Path) -> MeasuredModel:
-    """Read the file that `store` wrote; raises OSError or ValueError."""
+    """Read a file of `MeasuredModel.store`; raises OSError, or ValueError for other content."""
     with np.load(path, allow_pickle=False) as file:
         about = json.loads(str(file["about"]))
         tensors = tuple(TensorSpec(name, tuple(shape)) for name, shape in about.pop("tensors"))

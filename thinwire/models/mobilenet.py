@@ -15,7 +15,7 @@ from keras import layers
 
 from thinwire.models import blocks
 
-#: (output channels, stride) of each of the 13 depthwise-separable blocks.
+#: (output channels, stride) of each of MobileNet v1's 13 depthwise-separable blocks.
 _SEPARABLE = (
     (64, 1),
     (128, 2),
@@ -28,7 +28,7 @@ _SEPARABLE = (
     (1024, 1),
 )
 
-#: Groups of inverted residuals, 17 in all: (expansion, channels, blocks, first block's stride).
+#: Groups of MobileNet v2's 17 inverted residuals: (expansion, channels, blocks, first stride).
 _INVERTED = (
     (1, 16, 1, 1),
     (6, 24, 2, 2),
@@ -68,7 +68,7 @@ def build_mobilenet_v2(image_size: int, image_depth: int, nb_classes: int) -> ke
 
 
 def _inverted_residual(x: Any, expansion: int, channels: int, strides: int, name: str) -> Any:
-    """Expand, convolve each channel, project without activation; add `x` if the shapes agree."""
+    """Expand, convolve each channel, project linearly; add `x` if input and output shapes agree."""
     expand, depthwise, project = (f"{name}_{part}" for part in ("expand", "depthwise", "project"))
     inner = blocks.convolution(x, x.shape[-1] * expansion, 1, f"{expand}_conv")
     inner = _norm_relu(inner, expand, limit=6.0)

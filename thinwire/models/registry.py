@@ -20,7 +20,7 @@ from thinwire.ops.types import ConfigurationError
 if TYPE_CHECKING:
     import keras
 
-#: Value of --network -> module and function that build the network.
+#: Value of --network -> (module, function) that builds the network.
 NETWORKS = {
     "cnn": ("thinwire.models.cnn", "build_model"),
     "mnist_cnn": ("thinwire.models.mnist_cnn", "build_model"),
@@ -55,9 +55,9 @@ def build_network(
     """Build a network by name, with the same initial weights for the same seed.
 
     Args:
-        network: One of ``NETWORKS``.
+        network: Name of a built-in network, one of ``NETWORKS``.
         image_size: Height and width of an image in pixels.
-        image_depth: Channels of an image.
+        image_depth: Number of channels of an image.
         nb_classes: Size of the output: number of classes, of regressed numbers, of labels or of
             words, depending on the task.
         seed: Seed of Python, numpy and Keras (initializers, dropout).
@@ -91,7 +91,7 @@ def load_user_model(path: str) -> ModuleType:
     """Import the user's model file; the file can import modules from its folder.
 
     Raises:
-        ConfigurationError: The file is missing, fails on import, or has no ``build_model``.
+        ConfigurationError: The user's file is missing, fails on import, or has no ``build_model``.
     """
     file = Path(path).resolve()
     if not file.is_file() or file.suffix != ".py":

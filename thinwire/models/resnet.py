@@ -65,7 +65,7 @@ def _stem(x: Any) -> Any:
 
 
 def _stages(x: Any, block: Block, channels: Sequence[int], sizes: Sequence[int]) -> Any:
-    """Stack the blocks of all stages; each stage after the first halves height and width."""
+    """Stack the residual blocks of all stages; stages after the first halve height and width."""
     for stage, (width, size) in enumerate(zip(channels, sizes, strict=True), 1):
         for number in range(1, size + 1):
             strides = 2 if stage > 1 and number == 1 else 1
@@ -90,7 +90,7 @@ def _bottleneck(x: Any, channels: int, strides: int, name: str) -> Any:
 
 
 def _join(x: Any, residual: Any, channels: int, strides: int, name: str, last: int) -> Any:
-    """Normalize the residual and add the shortcut; apply ReLU to the sum."""
+    """Normalize a block's residual and add the shortcut from `x`; apply ReLU to the sum."""
     residual = blocks.normalise(residual, f"{name}_norm{last}")
     if strides > 1 or x.shape[-1] != channels:
         x = blocks.convolution(x, channels, 1, f"{name}_shortcut_conv", strides=strides)
@@ -112,5 +112,5 @@ def _preactivated_bottleneck(x: Any, channels: int, strides: int, name: str) -> 
 
 
 def _norm_relu(x: Any, name: str, number: int | str = "") -> Any:
-    """Apply batch normalization and ReLU; `number` counts these pairs within a block."""
+    """Apply batch normalization and ReLU; `number` is the pair's number within its block."""
     return blocks.relu(blocks.normalise(x, f"{name}_norm{number}"), f"{name}_relu{number}")

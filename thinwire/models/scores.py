@@ -1,6 +1,7 @@
 """Exact metrics over a whole test set, computed from sums over its batches.
 
-A mean of the batches' means would depend on how the test set is split into batches; sums do not.
+A mean of the batches' means would depend on how the test set is split into batches; sums over all
+examples do not.
 The sums are float64, in which counts are exact. The functions import TensorFlow, so that flags can
 read the tasks without it.
 """
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: Name -> sum over all examples, a float64 array of any shape.
+#: Name of a quantity -> its sum over all test examples, a float64 array of any shape.
 Sums = Mapping[str, "NDArray[np.float64]"]
 #: Number of highest outputs among which top-5 accuracy looks for the correct class.
 _TOP = 5
@@ -26,7 +27,7 @@ _TOP = 5
 
 @dataclasses.dataclass(frozen=True)
 class ScoreGroup:
-    """Metrics that are computed from the same sums.
+    """Metrics that are computed from the same sums over a test set's examples.
 
     Attributes:
         sums: Function (labels [B, ...], outputs [B, ...], loss) -> name -> tensor of a batch's
@@ -54,7 +55,7 @@ def _accuracy(sums: Sums) -> dict[str, float]:
     return {"accuracy": _ratio(sums["right"], sums["all"])}
 
 
-#: Metrics of classification: labels [B] int32, outputs [B, classes].
+#: Metrics of classification tasks: labels [B] int32, outputs [B, classes].
 CLASSES = ScoreGroup(_class_sums, _accuracy)
 
 
@@ -108,7 +109,7 @@ def _number_sums(labels: Any, outputs: Any, loss: Any) -> dict[str, Any]:
     return {
         "absolute": tf.reduce_sum(tf.abs(predictions - targets)),
         "squared": tf.reduce_sum(tf.square(predictions - targets)),
-        "label": tf.reduce_sum(targets, axis=0),  # [...], one sum per output
+        "label": tf.reduce_sum(targets, axis=0),  # [...], one sum of labels per output
         "label_squared": tf.reduce_sum(tf.square(targets), axis=0),
         "rows": tf.cast(tf.shape(labels)[0], tf.float64),
         "all": _size(labels),
@@ -126,7 +127,7 @@ def _number_values(sums: Sums) -> dict[str, float]:
     }
 
 
-#: Metrics of regression: labels and outputs [B, ...] float32 of the same shape.
+#: Metrics of regression tasks: labels and outputs [B, ...] float32 of the same shape.
 NUMBERS = ScoreGroup(_number_sums, _number_values)
 
 

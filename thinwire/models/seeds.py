@@ -31,6 +31,6 @@ def seed_apart(variables: Iterable[Any], id_worker: int) -> None:
         return
     for variable in variables:
         if variable.name == _STATE:
-            state = np.array(variable, np.int64)  # [2]: the seed, and the number of draws so far
+            state = np.array(variable, np.int64)  # [2]: the layer's seed and number of draws
             state[0] = own_seed(int(state[0]), id_worker)
             variable.assign(state)

@@ -30,22 +30,22 @@ class LabelForm:
     """Form of a task's labels, which the loss compares with a model's outputs."""
 
     text: str  # description of the expected labels, for error messages
-    dtype: str  # int32 or float32
+    dtype: str  # dtype of the labels, int32 or float32
     ranks: tuple[int, ...]  # allowed numbers of axes of a label array, with the axis of examples
     number_classes: bool = False  # True: labels [N] are the class numbers of the examples
     as_outputs: bool = False  # True: labels have the same shape as the outputs
     are_inputs: bool = False  # True: the labels are the examples themselves
-    highest: float | None = None  # each label is 0 or this value; None: no restriction
+    highest: float | None = None  # each label is 0 or this value; None: labels of any value
 
     def read(self, labels: Any, inputs: NDArray[Any]) -> NDArray[Any]:
         """Convert labels to the form that the loss takes.
 
         Args:
             labels: Array-like of one of the allowed ranks, from the user or a data set.
-            inputs: [N, ...], the examples.
+            inputs: Examples of the labels, [N, ...].
 
         Raises:
-            ValueError: The labels have another form; the message is the rest of a sentence that
+            ValueError: The labels do not have this form. The message is the rest of a sentence that
                 starts with the labels' name.
         """
         import numpy as np
@@ -70,14 +70,14 @@ class LabelForm:
         return converted[:, None] if converted.ndim < max(self.ranks) else converted
 
     def check_outputs(self, model: Any, labels: Any, outputs: Any) -> None:
-        """Reject outputs of another shape than the labels, if the task requires equal shapes.
+        """Reject outputs whose shape differs from the labels, if the task requires equal shapes.
 
-        A loss may broadcast arrays of different shapes without an error.
+        Without this check, a loss may broadcast arrays of different shapes without an error.
 
         Args:
-            model: Keras model.
-            labels: [B, ...].
-            outputs: [B, ...], the model's outputs.
+            model: Keras model that is trained for the task.
+            labels: Labels of a mini-batch, [B, ...].
+            outputs: The model's outputs for the mini-batch, [B, ...].
 
         Raises:
             ConfigurationError: The shapes differ and the task requires equal shapes.
@@ -97,19 +97,19 @@ class Task:
     """One training task, a value of --task.
 
     Attributes:
-        name: The value of --task.
+        name: Value of --task that selects the task.
         about: Description in one line, for docs and messages.
-        labels: Form of the labels.
-        inputs: dtype of the examples.
+        labels: Form (dtype and shape) of the task's labels.
+        inputs: dtype of the task's examples.
         loss: Function that takes a Keras model and returns the task's loss, used if the model was
             compiled without a loss.
-        scores: Metrics of the task.
+        scores: Metrics that an evaluation computes for the task.
         goal: Metric that determines the best model, and its best possible value.
         networks: Built-in networks for the task; the first is the default.
         datasets: Built-in data sets for the task; the first is the default.
         nb_classes: Default of --nb_classes (number of classes, numbers, labels or words).
         least_classes: Smallest allowed value of --nb_classes.
-        extras: Name of a flag -> metrics that the flag adds.
+        extras: Name of a flag -> metrics that the flag adds to `scores`.
     """
 
     name: str
@@ -254,13 +254,13 @@ def check_choice(task: str, network: str | None, dataset: str, nb_classes: int) 
     """Reject a built-in network, data set or number of classes that does not fit a task.
 
     Args:
-        task: A key of `TASKS`.
+        task: Name of the task, a key of `TASKS`.
         network: A value of --network; None if the user's own model is trained.
-        dataset: A value of --dataset.
-        nb_classes: A value of --nb_classes.
+        dataset: Built-in data set, a value of --dataset.
+        nb_classes: Number of classes, a value of --nb_classes.
 
     Raises:
-        ConfigurationError: One of the values does not fit; the message lists the allowed values.
+        ConfigurationError: A value does not fit the task; the message lists the allowed values.
     """
     row = TASKS[task]
     if nb_classes < row.least_classes:

@@ -165,11 +165,11 @@ class SimulatedClient:
             self.join()
 
     def pull(self) -> None:
-        """Request the shard's part of the model."""
+        """Send the shard a pull, a request for the shard's part of the model."""
         self._perform(self.protocol.pull())
 
     def push(self, request: PushRequest) -> None:
-        """Push the shard's part of an exchange."""
+        """Push the shard's part of the worker's update."""
         self._perform(self.protocol.push(request))
 
     def abandon_push(self) -> None:

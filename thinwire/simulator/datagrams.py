@@ -36,14 +36,14 @@ _SHORTEST_WAIT_SECONDS = 5e-5
 
 
 class SimulatedSender:
-    """A `DatagramSender` on the virtual clock.
+    """A sender of datagrams (`DatagramSender`) on the virtual clock.
 
     The class corresponds to a `UdpSender` over an emulated link. It has the same queues per channel
     and the same pacing, but no thread.
 
     Args:
         clock: Virtual clock of the simulation.
-        pipe: The worker's uplink.
+        pipe: Simulated uplink of the worker.
         sending: Settings of the sender: signing key, sizes, DSCP scheme.
         channels: Number of datagram channels.
         deliver: Called with the datagrams that pass the uplink.
@@ -99,7 +99,7 @@ class SimulatedSender:
             self._pipe.on_space.remove(self._run)
 
     def _run(self) -> None:
-        """Send as many datagrams as pacing and link allow now."""
+        """Send as many queued datagrams as pacing and link allow now."""
         while self._outbox and not self._waits:
             wait = self._bucket.wait_seconds(self._clock.now) if self._bucket else 0.0
             if wait > 0:
@@ -208,7 +208,7 @@ class PortOwner(Protocol):
 
     @property
     def now(self) -> float:
-        """Time of the shard's clock, in seconds."""
+        """Current time of the shard's clock, in seconds."""
 
     def arrive(self, event: Delivery) -> None:
         """Handle a message that has arrived at the shard."""
@@ -245,7 +245,7 @@ class SimulatedDatagramPort:
         self.begin_life()
 
     def begin_life(self) -> None:
-        """Start a new receiver without sessions, for a new life of the shard."""
+        """Start a new receiver without sessions, after a restart of the shard."""
         shard = self._shard
         self.receiver = DatagramReceiver(
             self._decoder,

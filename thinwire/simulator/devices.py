@@ -61,7 +61,7 @@ class StepTime:
 
 
 def parse_speeds(text: str, nb_workers: int) -> tuple[StepTime, ...]:
-    """Read --sim_step_seconds.
+    """Parse the flag --sim_step_seconds (times of mini-batches) into one entry per worker.
 
     >>> [step.values for step in parse_speeds("0.1,0.4", 2)]
     [(0.1,), (0.4,)]
@@ -172,7 +172,7 @@ class Outage:
 
 
 def parse_outages(text: str, nb_workers: int) -> tuple[Outage, ...]:
-    """Read --sim_failures.
+    """Parse the flag --sim_failures (times at which workers are killed and started again).
 
     >>> parse_outages("2@30-60, 1@45", 2)[1]
     Outage(worker=1, start=45.0, end=None)

@@ -74,7 +74,7 @@ class SimulatedExchange:
         asleep_until: End of the time in which the process is stopped, in virtual seconds.
 
     Args:
-        number: Id of the worker.
+        number: Id of the worker that owns the exchange.
         link: Rate, delay and loss of the worker's link.
         seed: Seed of the random losses on the link.
         shards: All shards, shard 0 first.
@@ -153,7 +153,7 @@ class SimulatedExchange:
             connection.begin()
 
     def break_off(self, is_seen: bool = True) -> None:
-        """End this incarnation without sending a Leave.
+        """End this incarnation of the worker without sending a Leave to the shards.
 
         Args:
             is_seen: True if the shards notice that the streams break.
@@ -174,7 +174,7 @@ class SimulatedExchange:
     # -- requests -----------------------------------------------------------------------------
 
     def pull(self) -> None:
-        """Request the model of every shard."""
+        """Request the model's parts from all shards."""
         self.requested_at = self._clock.now
         for client in self.clients:
             client.pull()

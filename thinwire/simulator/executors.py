@@ -16,7 +16,7 @@ class InlineExecutor(Executor):
     """Executor that runs each call in `submit`. Calls that a running call submits run after it."""
 
     def __init__(self) -> None:
-        """Create an executor with an empty queue."""
+        """Create an executor with an empty queue of calls."""
         self._waiting: deque[Callable[[], None]] = deque()
         self._runs = False
 

@@ -79,7 +79,7 @@ class ShardSpeed:
 
 @dataclasses.dataclass(frozen=True)
 class SimulatorFlags:
-    """Settings of a simulation."""
+    """Settings of a simulated run, from the Simulator's flags."""
 
     devices: tuple[EmulatedDevice, ...]  # emulated device of each worker, worker 1 first
     step_times: tuple[StepTime, ...]  # of each worker, before --slowdown and --step_seconds

@@ -104,7 +104,7 @@ class ClassPipe:
     def __init__(
         self, clock: Clock, link: Link, seed: int = 0, priority: int = BEST_EFFORT
     ) -> None:
-        """Create an idle link.
+        """Create an idle link without messages.
 
         Args:
             clock: Virtual clock of the simulation.
@@ -140,7 +140,7 @@ class ClassPipe:
         self._set_alarm()
 
     def has_space(self, priority: int) -> bool:
-        """Return True if a sender should offer datagrams of a class now, False to wait."""
+        """Return True if a sender may put datagrams of a class on the link now, False to wait."""
         return self.model.has_space(priority)
 
     def _arrived(
@@ -159,7 +159,7 @@ class ClassPipe:
             self._clock.at(at, functools.partial(self._run, at))
 
     def _run(self, when: float) -> None:
-        if when != self._alarm:  # an earlier alarm has replaced this one
+        if when != self._alarm:  # an earlier alarm has replaced the alarm of this call
             return
         self._alarm = None
         for arrival in self.model.advance(self._clock.now):
@@ -243,8 +243,8 @@ class SimulatedConnection:
 
     Args:
         worker: Id of the worker.
-        shard: Shard to connect to.
-        uplink: The worker's uplink.
+        shard: Shard that the worker connects to.
+        uplink: Simulated uplink of the worker.
         clock: Virtual clock of the simulation.
         delay_seconds: Time after which worker and shard notice a broken stream, in seconds.
         rng: Random generator of the pauses between attempts to dial.
@@ -278,7 +278,7 @@ class SimulatedConnection:
     # -- opening ----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Reset for a new life of the worker: no stream is open, and no dialing continues."""
+        """Reset for a restarted worker: no stream is open, and no dialing continues."""
         self.stands = self.dials = False
         self._broken_to = self.number
         self._life += 1
@@ -286,7 +286,7 @@ class SimulatedConnection:
     def dial(
         self, hello: Callable[[], None], give_up: Callable[[], None], patience_seconds: float
     ) -> None:
-        """Open a stream; repeat failed attempts with backoff until the patience is over.
+        """Open a stream to the shard; repeat failed attempts with backoff until the time limit.
 
         Args:
             hello: Called when the stream is open, to send a Hello.
@@ -376,7 +376,7 @@ class SimulatedConnection:
         """Send a message to the shard if the stream is open.
 
         Args:
-            event: The message.
+            event: Message for the shard.
             sizes: Size of each frame in bytes; an empty list means a message that is only delayed.
             counted: True if the frames count as training bytes.
         """
@@ -391,7 +391,7 @@ class SimulatedConnection:
             self.shard.receive(self.worker, number, event)
 
     def delivers(self, number: int, again: Callable[[], None]) -> bool:
-        """Return whether a message from the shard arrives now.
+        """Return True if a message from the shard reaches the worker now.
 
         Args:
             number: Number of the stream that the message was sent on.

@@ -122,9 +122,9 @@ def reply_in_flight(
     """Return a reply of the core in the form that a worker decodes.
 
     Args:
-        action: The core's reply.
-        generation: Generation of the shard.
-        layout: Layout of the shard.
+        action: Reply of the shard's PS core.
+        generation: Number of the shard's restarts.
+        layout: Layout of the shard (the variable slices that the shard stores).
         reception: Counts of the push's datagrams that arrived; None if the push had no datagrams.
     """
     blocks, rounds = decoded(action.update, layout)

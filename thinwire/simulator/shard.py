@@ -47,7 +47,7 @@ _SEEK_SECONDS = 1.0  # seconds between the attempts of a following shard to reac
 class Port:
     """A shard's end of the streams to one worker."""
 
-    delivery: Callable[[int, ToWorker], Callable[[], None]]  # (stream, message) -> delivering call
+    delivery: Callable[[int, ToWorker], Callable[[], None]]  # (stream, message) -> call
     down: Pipe
     chunk_bytes: int
     connection: SimulatedConnection
@@ -73,7 +73,7 @@ class SimulatedShard:
         leader: On a following shard: shard 0. None on shard 0.
         kept: The shard's files on disk; None: the shard saves nothing and cannot be restarted.
         life: Number of starts of the shard's process.
-        alive: True while the process runs.
+        alive: True while the shard's process runs.
         is_open: True while the shard admits workers.
         skew: Lead of the shard's clock over the virtual clock, in seconds.
         reports: (role, id) -> newest JSON document that the node reported.
@@ -158,7 +158,7 @@ class SimulatedShard:
 
     @property
     def now(self) -> float:
-        """Time of this shard's clock, in seconds."""
+        """Current time of this shard's clock, in seconds."""
         return self.clock.now + self.skew
 
     @property
@@ -190,7 +190,7 @@ class SimulatedShard:
         """Restart the process from the files on disk; return False if the run is finished.
 
         Raises:
-            ValueError: The process runs, or the shard saves nothing.
+            ValueError: The shard's process already runs, or the shard saves no files.
         """
         if self.alive or self.kept is None:
             raise ValueError(f"shard {self.number} still runs, or has no saved state to start from")
@@ -266,8 +266,8 @@ class SimulatedShard:
         """Write a snapshot of the shard, and return when the snapshot is on disk.
 
         Raises:
-            ConfigurationError: The disk failed.
-            SimulatedKill: The process was killed while writing.
+            ConfigurationError: The disk failed to store the snapshot.
+            SimulatedKill: The shard's process was killed while it wrote the snapshot.
         """
         self.save(self.core.version, self.core.snapshot())
         if self.kept is not None and self.kept.saved is not None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Simulation:
-    """One run on a virtual clock.
+    """One simulated training run on a virtual clock.
 
     Attributes:
         own: Settings of the simulation.
@@ -70,7 +70,7 @@ class Simulation:
             run: The run's settings.
             own: Settings of the simulation.
             trainer: Computes the gradients of all workers.
-            dataset: Data set with at least the training part.
+            dataset: Data set that contains at least training examples.
             bodies: Kernels of the policies' array operations.
             keeps: Storage of the shards' state, so that shards can be killed and restarted; None:
                 shards save nothing, because an interrupted simulation is repeated, not resumed.

@@ -37,8 +37,8 @@ class SimulatedDisk:
         """Create and open a new file, without a buffer.
 
         Raises:
-            OSError: The disk failed.
-            SimulatedKill: The process was killed in this call.
+            OSError: The simulated disk failed.
+            SimulatedKill: The shard's process was killed in this call.
         """
         return open(path, "xb", buffering=0)
 
@@ -48,7 +48,7 @@ class SimulatedDisk:
 
 
 class SimulatedSaver:
-    """Writes snapshots on the virtual clock, one at a time.
+    """Writes a shard's snapshots on the virtual clock, one at a time.
 
     The class corresponds to `thinwire.ps.persistence.shard_store.Saver`.
     """
@@ -63,8 +63,8 @@ class SimulatedSaver:
         """Create a saver without a snapshot to write.
 
         Args:
-            checkpoints: Store of the checkpoints.
-            on_saved: Called with each state that was saved.
+            checkpoints: Store that writes the shard's checkpoint files.
+            on_saved: Called with each shard state that was saved.
             disk: Disk that writes the snapshots.
             later: Function (seconds, call) that makes a call later, unless the process has died.
         """
@@ -85,7 +85,7 @@ class SimulatedSaver:
         """Write the waiting snapshot immediately.
 
         Raises:
-            Exception: The last attempt to write failed.
+            Exception: The last attempt to write a snapshot failed.
         """
         if self._next is not None:
             self._write()
@@ -149,9 +149,9 @@ class StoredShard:
 
     Args:
         run: The run's settings.
-        keeps: Storage of the run's shards.
+        keeps: Storage settings (journal, disks) of the run's shards.
         spec: Signature of the whole model.
-        make_coder: Makes a coder of the shard's events.
+        make_coder: Makes a coder that serializes the shard's events for the journal.
         make: Makes a PS core in its initial state.
         config: Function (generation, generations undone, whether the run is resumed) that returns
             the settings of the core.

@@ -91,7 +91,7 @@ class SimulatedWorker:
 
     def start(self) -> None:
         """Start the worker's process as a new incarnation."""
-        if self._exchange.newest_incarnation:  # a restart needs a new core
+        if self._exchange.newest_incarnation:  # a restarted worker needs a new core
             self.core = self._own.make_core()
         self._pacing = SimulatedPacingClient(self.core.method.pacer, self._exchange, self._clock)
         self._local = self._trainer.local_of(self.number)
@@ -139,7 +139,7 @@ class SimulatedWorker:
 
     @property
     def exchange(self) -> SimulatedExchange:
-        """The worker's exchange with the shards."""
+        """The worker's exchange, which sends its requests to all shards."""
         return self._exchange
 
     def on_joined(self, last_step: int) -> None:

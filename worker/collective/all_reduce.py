@@ -17,19 +17,19 @@ from thinwire.worker.collective.peers import PeerLost, Peers
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Wait for a late part before its sender is checked. The wait doubles, up to the second value,
-#: while the checks find no problem.
+#: Wait for a late part of a sum, in seconds, before the receiver checks the part's sender: first
+#: value and largest value. The wait doubles each time that a check finds no problem.
 _FIRST_PATIENCE_SECONDS, _LAST_PATIENCE_SECONDS = 0.25, 2.0
 
 
 class MembershipChanged(Exception):
-    """The sum cannot be finished with its members. Repeat it with the remaining members."""
+    """Error: a member of the sum is lost. The sum must be repeated with the remaining members."""
 
 
 class Aggregator:
-    """Sums buffers over the members of a round.
+    """Sums float32 buffers over the workers that are members of a round.
 
-    Source: the primitive that ESync's barrier needs, after Li, Zhou et al., IEEE TSC 15(4).
+    Source: the collective sum that ESync's barrier needs, after Li, Zhou et al., IEEE TSC 15(4).
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class Aggregator:
         """Store the arguments.
 
         Args:
-            algorithm: Name in thinwire.ops.collectives.REGISTRY.
+            algorithm: Name of the sum's algorithm in thinwire.ops.collectives.REGISTRY.
             worker: Id of this worker.
             streams: Streams to the other workers.
             mailbox: Store of the parts that other workers send.
-            on_late: Function that is called with the sender's id when a part is late. The function
-                raises MembershipChanged if the part will not arrive.
+            on_late: Function that is called with the sender's worker id when a part of a sum is
+                late. The function raises MembershipChanged if the part will not arrive.
         """
         self._name, self._steps = algorithm, REGISTRY[algorithm]
         self._worker, self._streams = worker, streams
@@ -57,15 +57,15 @@ class Aggregator:
     def sum(
         self, name: RoundId, members: Sequence[CollectiveMember], buffers: Sequence[Float32]
     ) -> list[Float32]:
-        """Return the sums over all members. All members get the same bits.
+        """Return the sums of the buffers over all members. All members get the same bits.
 
         To repeat an interrupted sum, call again with the same buffers. Do not write to the result
         before the round is over: queued messages to peers are views of the result.
 
         Args:
-            name: The round; every member passes the same name.
+            name: Name of the round; every member passes the same name.
             members: Members of the sum in order of worker id, including this worker.
-            buffers: float32 summands; every member passes the same shapes.
+            buffers: float32 arrays to sum; every member passes arrays of the same shapes.
 
         Raises:
             MembershipChanged: A member is lost, or shard 0 lists other members.
@@ -112,8 +112,8 @@ class Aggregator:
 
     def _view(self, members: Sequence[CollectiveMember]) -> int:
         """Return a 64-bit number that identifies the algorithm and the members' incarnations."""
-        # The number is part of each part's name, so parts of a sum with other members or another
-        # algorithm are never merged into this sum.
+        # Each part's name holds this number, so a member never merges a part of a sum with
+        # different members or a different algorithm into this sum.
         words = struct.pack(
             f"<{2 * len(members)}Q", *(n for m in members for n in (m.worker, m.incarnation))
         )

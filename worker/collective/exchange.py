@@ -1,11 +1,11 @@
-"""A worker's exchanges in a run in which workers sum and step among themselves.
+"""A worker's exchanges in a run in which workers sum and apply updates among themselves.
 
 `CollectiveExchange` has the interface of `Exchange`. In each round the live members sum their
 updates. Every member applies the same step to its copy of the model, and reports the round to shard
-0. Shard 0 releases the round when all members have reported, and sends the members of the next
-round with the release. The live worker with the lowest id is the leader, and sends the weights to
-shard 0 at intervals. A member that missed a round or has just joined fetches the model and the
-optimizer's state from a peer.
+0. When all members have reported, shard 0 releases the round: it sends every member a reply with
+the members of the next round. The live worker with the lowest id is the leader, and sends the
+weights to shard 0 at intervals. A member that missed a round or has just joined fetches the model
+and the optimizer's state from a peer.
 """
 
 from __future__ import annotations
@@ -42,31 +42,32 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 _SLACK_BYTES = 1 << 20
-#: Capacity of the mailbox, in sizes of the model: it holds parts of several rounds, sets of members
-#: and senders.
+#: Capacity of the mailbox, in multiples of the model's size: the mailbox holds parts of sums from
+#: several rounds, sets of members and senders.
 _MODELS_KEPT = 8
 _PAUSE_SECONDS = 0.2  # pause between two queries of the peers
-_STALL_SECONDS = 30.0  # time without a received byte after which peers are queried
+_STALL_SECONDS = 30.0  # time without a received byte after which a worker queries its peers
 
 
 class ModelCopy:
-    """Conversion between the base of a worker's core and blocks of shard 0."""
+    """Conversion between a worker's base weights and the blocks of shard 0's model."""
 
     def __init__(self, core: WorkerCore) -> None:
-        """Store `core`. Each method reads the present base of `core`."""
+        """Store the worker's engine; each method reads the present base weights of `core`."""
         self._core = core
 
     def with_blocks(self, blocks: Iterable[Block]) -> Float32:
-        """Return a copy of the present model [n], overwritten with dense blocks of shard 0."""
+        """Return a copy of the base weights [n], overwritten with dense blocks of shard 0."""
         flat = self._core.base.copy()
         for block in blocks:
             flat[self._place(block.slot)] = block.values.data
         return flat
 
     def blocks(self) -> tuple[Block, ...]:
-        """Return the model as blocks of shard 0.
+        """Return the base weights as blocks of shard 0's model.
 
-        The blocks are views of the base, so the base must not change before the reply arrives.
+        The blocks are views of the base weights, so the base weights must not change before shard
+        0's reply arrives.
         """
         return tuple(
             Block(
@@ -76,7 +77,7 @@ class ModelCopy:
         )
 
     def alone(self, at: RoundId) -> PushRequest:
-        """Return an exchange that sends the weights of version `at` outside a round."""
+        """Return an exchange that sends shard 0 the weights of version `at` outside a round."""
         return PushRequest(
             step=self._core.step + 1,
             kind=Kind.VALUES,
@@ -99,11 +100,11 @@ class CollectiveExchange(Exchange):
     """Exchanges of one worker with its peers and with shard 0."""
 
     def attach(self, own: WorkerFlags, core: WorkerCore) -> None:
-        """Use the base of `core` as this worker's replica of the model; create the peer streams.
+        """Use the base weights of `core` as this worker's replica; create the streams to peers.
 
         Args:
             own: Flags of this worker.
-            core: Core of this worker.
+            core: Training engine of this worker.
         """
         self._own, self._core = own, core
         self._copy = ModelCopy(core)
@@ -119,7 +120,8 @@ class CollectiveExchange(Exchange):
         chunk = chunk_bytes_for(link)
         to_peers = me, self.sender, chunk, model_bytes, self.credentials
         self._parts = Peers(*to_peers)
-        self._queries = Peers(*to_peers)  # separate streams: queries do not wait behind parts
+        # Separate streams, so that queries do not wait behind parts of sums.
+        self._queries = Peers(*to_peers)
         self._ends = self._parts, self._queries, self._server
         self._aggregator = Aggregator(
             method.collective, me, self._parts, self._mailbox, self._on_late_part
@@ -127,21 +129,23 @@ class CollectiveExchange(Exchange):
         self._neighbours = Neighbours(self._queries, self._replica)
         self._members: tuple[CollectiveMember, ...] = ()
         self._goal = self._replica.at
-        self._progress = -1, 0.0  # bytes received, and monotonic time of the last change
-        self._copied = -1  # version of the weights that this worker sent to shard 0 last
+        # (number of bytes received from peers, monotonic time of its last change).
+        self._progress = -1, 0.0
+        # Version of the weights that this worker sent to shard 0 last; -1: none sent.
+        self._copied = -1
         self._mean = np.empty_like(core.base)
 
     @property
     def refused_peers(self) -> dict[str, int]:
-        """Number of peers' streams that this worker refused or closed, by reason."""
+        """Reason -> number of peers' streams that this worker refused or closed."""
         return self._guard.refused
 
     def join(self) -> list[pb.Welcome]:
-        """Listen to peers, then join the run at shard 0.
+        """Start the Peer service for connections of peers, then join the run at shard 0.
 
         Raises:
-            ConfigurationError: The port is taken, or other machines could reach the port without
-                protection.
+            ConfigurationError: Another process uses the peer port, or other machines could reach
+                the port without protection.
         """
         protection = self.credentials.protection
         host = listening_address(self.shards[0].address, self._own.insecure, protection)
@@ -169,14 +173,14 @@ class CollectiveExchange(Exchange):
                 return [_without_weights(reply)]
 
     def send(self, request: PushRequest) -> None:
-        """Store this worker's summand of the next round; `replies` carries out the round."""
+        """Store this worker's update for the next round's sum; `replies` carries out the round."""
         self._request = request
 
     def replies(self) -> list[ShardReply | None]:
-        """Carry out one round with all members, report it, and wait for its release.
+        """Sum and step with all members, report the round to shard 0, and wait for the release.
 
         Raises:
-            Diverged: The weights hold NaN or infinity.
+            Diverged: The weights after the round's step hold NaN or infinity.
         """
         request, at = self._request, self._replica.at
         goal = self._goal = RoundId(at.generation, at.number + 1)
@@ -201,33 +205,33 @@ class CollectiveExchange(Exchange):
 
     @property
     def bytes_up(self) -> int:
-        """Number of training bytes sent to shard 0 and to peers."""
+        """Total number of training bytes that this worker has sent to shard 0 and to peers."""
         return super().bytes_up + sum(end.bytes_sent for end in self._ends)
 
     @property
     def bytes_down(self) -> int:
-        """Number of bytes received from shard 0 and from peers."""
+        """Total number of bytes that this worker has received from shard 0 and from peers."""
         return super().bytes_down + sum(end.bytes_received for end in self._ends)
 
     def save(self) -> State:
-        """Return the optimizer's state of the replica."""
+        """Return the version and the optimizer's state of this worker's replica."""
         return self._replica.save()
 
     def restore(self, state: State) -> None:
-        """Restore the state from `save` if the first fetched model has the state's version."""
+        """Restore a state from `save` if the first fetched model has the version of the state."""
         self._replica.restore(state)
 
     # -- a round ----------------------------------------------------------------------------
 
     def _do_round(self, goal: RoundId, values: Float32) -> ShardReply | None:
-        """Bring the model to version `goal`.
+        """Bring this worker's model to version `goal`, with the peers.
 
         Returns:
-            None if the model has version `goal`. Otherwise shard 0's reply: the run has stopped or
-            continued without this worker.
+            None if the model has reached version `goal`. Shard 0's reply if the run has stopped or
+            has continued without this worker.
         """
-        # A peer may have finished the round already. It will not send its parts again, but it has
-        # the resulting model.
+        # A peer may have finished the round already. The peer does not send its parts of the sum
+        # again, but this worker can fetch the resulting model from the peer.
         if self._neighbours.ahead and self._neighbours.take_over(goal, self._others):
             return None
         while self._replica.at != goal:
@@ -250,7 +254,7 @@ class CollectiveExchange(Exchange):
         return None
 
     def _report(self, goal: RoundId, request: PushRequest) -> ShardReply:
-        """Report the round to shard 0, and wait for the release of the round."""
+        """Report the finished round to shard 0, and wait for shard 0's reply (the release)."""
         is_last = self.iter_max is not None and goal.number >= self.iter_max
         is_due = goal.number % self._own.sync_every == 0 or is_last
         sends_weights = self._leads and is_due
@@ -280,7 +284,7 @@ class CollectiveExchange(Exchange):
         return self._reply_of(0)
 
     def _on_late_part(self, sender: int) -> None:
-        """Raise MembershipChanged if a late part of a member will not arrive."""
+        """Raise MembershipChanged if a late part of the sum from member `sender` cannot arrive."""
         before = self._members
         reply = self._poll()
         if reply.stop or not self._in_step(reply):
@@ -289,9 +293,9 @@ class CollectiveExchange(Exchange):
             raise MembershipChanged(
                 f"the members are now workers {[member.worker for member in self._members]}"
             )
-        # A peer that has finished the round does not send its parts again. So if its stream broke,
-        # fetch its model. But while the stream is open, wait: the part is on its way, and is
-        # smaller than the whole model.
+        # A peer that has finished the round does not send its parts again. So if the peer's stream
+        # broke, fetch the peer's model. While the stream is open, wait: the part is on its way, and
+        # is smaller than the whole model.
         lost = not self._server.has_stream_of(sender) or self._is_stalled()
         if lost and self._neighbours.take_over(self._goal, self._others):
             raise MembershipChanged("adopted the model of a peer that had finished the round")
@@ -311,11 +315,11 @@ class CollectiveExchange(Exchange):
     # -- members and weights ------------------------------------------------------------------
 
     def _agree(self) -> bool:
-        """Make all members start from the same model.
+        """Make all members of the next round start from the same model.
 
         Returns:
-            True if the members agree or the run has stopped. False if the model must be pulled
-            again.
+            True if the members have the same model or the run has stopped. False if the caller must
+            pull the model again.
         """
         while not self._neighbours.agree(self._others, self._leads):
             time.sleep(_PAUSE_SECONDS)
@@ -342,7 +346,7 @@ class CollectiveExchange(Exchange):
         return bool(self._members) and self._members[0].worker == self._own.id_worker
 
     def _send_last_weights(self) -> None:
-        """Send weights that shard 0 has not received yet. Shard 0 may have ended already."""
+        """Send the last round's weights to shard 0; ignore the error if shard 0 has ended."""
         at = self._replica.at
         if not (self._leads and self._replica.stepped) or self._copied == at.number:
             return
@@ -355,5 +359,5 @@ class CollectiveExchange(Exchange):
 
 
 def _without_weights(reply: ShardReply) -> ShardReply:
-    """Return a reply without its weights, because this worker has equal or newer weights."""
+    """Return shard 0's reply without its weights: this worker's are equal or newer."""
     return dataclasses.replace(reply, operation=Operation.NONE, blocks=())

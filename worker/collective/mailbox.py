@@ -1,7 +1,7 @@
 """Members of a sum, names of a sum's parts, and the mailbox that stores received parts.
 
 A part of a sum has the same bytes each time that it is sent. So a member that repeats a sum sends
-all parts again, and the parts in a mailbox stay valid until the round is over.
+equal parts again, and the parts in a mailbox stay valid until the round is over.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from thinwire.proto.framing import Malformed
 
 @dataclasses.dataclass(frozen=True, order=True)
 class CollectiveMember:
-    """One incarnation of a worker that takes part in sums.
+    """One incarnation (process) of a worker that takes part in the workers' sums.
 
     Attributes:
         worker: Id of the worker.
-        incarnation: Number of the incarnation.
+        incarnation: Number of the worker's incarnation.
         address: host:port of the worker's Peer service.
     """
 
@@ -29,7 +29,7 @@ class CollectiveMember:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class RoundId:
-    """Name of a round.
+    """Name of a round, by which workers compare versions of the model.
 
     Attributes:
         generation: Generation of shard 0's model.
@@ -42,13 +42,13 @@ class RoundId:
 
 @dataclasses.dataclass(frozen=True)
 class PartName:
-    """Name of a part of a sum.
+    """Name of one part (message) of a sum over workers.
 
     Attributes:
-        round: Round of the sum.
+        round: Round in which the workers compute the sum.
         view: Number that identifies the sum's algorithm and members.
         sender: Id of the worker that sends the part.
-        number: Count of earlier parts from the sender to this worker in the sum.
+        number: Number of earlier parts that the sender has sent to this worker for the same sum.
     """
 
     round: RoundId
@@ -58,10 +58,10 @@ class PartName:
 
 
 class Mailbox:
-    """Store of received parts. A part is dropped when its round is over."""
+    """Store of received parts of sums. A part is dropped when its round is over."""
 
     def __init__(self, limit_bytes: int) -> None:
-        """Start empty; store at most `limit_bytes` bytes."""
+        """Create an empty mailbox that stores at most `limit_bytes` bytes of parts."""
         self._limit_bytes = limit_bytes
         self._parts: dict[PartName, memoryview] = {}
         self._num_bytes = 0
@@ -69,10 +69,10 @@ class Mailbox:
         self._changed = threading.Condition()
 
     def put(self, name: PartName, payload: memoryview) -> None:
-        """Store a part. A part of a finished round, and a repeated part, are dropped.
+        """Store a part of a sum; drop a repeated part and a part of a finished round.
 
         Raises:
-            Malformed: The mailbox would exceed its limit.
+            Malformed: The stored parts would exceed the mailbox's limit.
         """
         with self._changed:
             if name.round <= self._over or name in self._parts:
@@ -87,13 +87,13 @@ class Mailbox:
             self._changed.notify_all()
 
     def get(self, name: PartName, timeout_seconds: float) -> memoryview | None:
-        """Return a part, or None if the part does not arrive within `timeout_seconds`."""
+        """Return a part of a sum; None if it does not arrive within `timeout_seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: name in self._parts, timeout_seconds)
             return self._parts.get(name)
 
     def finish(self, name: RoundId) -> None:
-        """Drop the parts of a finished round, and of all earlier rounds."""
+        """Drop the stored parts of a finished round, and of all earlier rounds."""
         with self._changed:
             self._over = name
             self._parts = {key: part for key, part in self._parts.items() if key.round > name}

@@ -1,4 +1,4 @@
-"""The streams that this worker opens to its peers, over gRPC."""
+"""The gRPC streams that a worker opens to its peers (the other workers)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _DIAL_SECONDS = 2.0
 
 
 class PeerLost(Exception):
-    """A peer cannot be reached, or the stream to the peer has broken."""
+    """Error: a peer cannot be reached, or the stream to the peer has broken."""
 
 
 class _PeerConnection:
-    """A stream to one peer."""
+    """A worker's gRPC stream to one peer."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class _PeerConnection:
         self.stream.send((frame(peers.ToPeer(greeting=greeting)),))
 
     def receive(self, progress_seconds: float) -> tuple[peers.Holding, memoryview] | None:
-        """Return the next reply, or None if no byte arrives for `progress_seconds`.
+        """Return the peer's next reply, or None if no byte arrives for `progress_seconds`.
 
         Raises:
             PeerLost: The stream has ended, or the peer refused the stream.
@@ -80,7 +80,7 @@ class _PeerConnection:
 
 
 class Peers:
-    """The streams that this worker has opened to peers. Use an object from one thread only."""
+    """The streams that this worker has opened to peers. Only one thread may use an object."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Peers:
         Args:
             worker: Id of this worker.
             sender: This worker's emulated uplink; None without emulation.
-            chunk_bytes: Most bytes of values in one message.
+            chunk_bytes: Most bytes of values in one message to a peer.
             max_model_bytes: Largest accepted size of a peer's weights and optimizer slots, in
                 bytes.
             credentials: Credentials of this worker.
@@ -109,21 +109,21 @@ class Peers:
 
     @property
     def bytes_sent(self) -> int:
-        """Number of training bytes sent to peers."""
+        """Total number of training bytes sent to peers."""
         return self._closed_bytes + sum(c.stream.bytes_sent for c in self._open.copy().values())
 
     @property
     def bytes_received(self) -> int:
-        """Number of bytes received from peers: replies to queries, with models."""
+        """Total number of bytes received from peers: replies to queries, which may hold models."""
         received = sum(c.stream.bytes_received for c in self._open.copy().values())
         return self._closed_bytes_received + received
 
     def send(self, member: CollectiveMember, part: peers.Part, values: Float32) -> None:
-        """Queue a part for sending. `values` must not change before the part is delivered.
+        """Queue a part of a sum for a peer. `values` must not change before its delivery.
 
         Args:
-            member: The peer.
-            part: Header of the part.
+            member: Peer to which the message is sent.
+            part: Header of the part: round, algorithm and number.
             values: [k] float32 entries of the part.
 
         Raises:
@@ -149,15 +149,15 @@ class Peers:
     def query(
         self, member: CollectiveMember, query: peers.ModelQuery, timeout_seconds: float
     ) -> tuple[peers.Holding, memoryview]:
-        """Return a peer's version, and the peer's model if it has the queried version.
+        """Return a peer's version, and the peer's model if the model has the queried version.
 
         Args:
-            member: The peer.
+            member: Peer to which the message is sent.
             query: Version of the queried model.
             timeout_seconds: Longest time without a byte from the peer, in seconds.
 
         Raises:
-            PeerLost: The peer does not reply.
+            PeerLost: The peer does not reply in time, or the stream has broken.
         """
         connection = self._to(member)
         connection.stream.send((frame(peers.ToPeer(query=query)),))
@@ -166,8 +166,8 @@ class Peers:
         except PeerLost:
             self._drop(member)
             raise
-        # Close the stream: replies have no number, so a late reply would be matched to the next
-        # query.
+        # Close the stream after a missing reply. Replies have no number, so a late reply would be
+        # taken for the reply to the next query.
         if reply is None:
             self._drop(member)
             raise PeerLost(f"worker {member.worker} was silent for {timeout_seconds:g} s")
@@ -179,7 +179,7 @@ class Peers:
             self._drop(member)
 
     def close(self) -> None:
-        """Send the queued messages, for at most one second per stream, and close all streams."""
+        """Send the queued messages, for one second per stream at most; close all streams."""
         for member in list(self._open):
             self._drop(member, 1.0)
 
@@ -214,7 +214,7 @@ def listening_address(
     Args:
         shard_address: host:port of shard 0.
         insecure: True if unprotected connections from other machines are allowed.
-        protection: Protection of the connections.
+        protection: Protection (TLS, secret) of the connections between workers.
 
     Raises:
         ConfigurationError: Other machines could reach the address without protection, or there is

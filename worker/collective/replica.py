@@ -1,7 +1,7 @@
-"""A worker's replica of the model and the optimizer, equal to the replicas of the other members.
+"""A worker's replica of model and optimizer, equal to all other members' replicas.
 
-`Replica` holds the model and the optimizer's state, and serves them to peers. `Neighbours` queries
-peers and adopts their models.
+`Replica` holds a worker's model and optimizer state, and sends them to peers that query.
+`Neighbours` queries peers and adopts their models.
 """
 
 from __future__ import annotations
@@ -30,38 +30,39 @@ _REPLY_SECONDS = 10.0  # longest time without a byte from a queried peer
 
 
 class Replica:
-    """Weights, optimizer state, and their version.
+    """One worker's replica: weights, optimizer state, and their version.
 
-    The training thread changes the replica. Threads of the Peer service read it.
+    The training thread changes the replica. Threads of the Peer service read the replica.
 
     Attributes:
         theta: [n] float32 weights, changed in place.
-        at: Version of the model. `RoundId.number` counts like shard 0's version.
-        stepped: True if the model results from a step of this worker or of a peer. False if it was
-            fetched from the PS.
+        at: Version of the replica's model. `RoundId.number` counts as shard 0 counts its versions.
+        stepped: True if the model results from a step of this worker or of a peer. False if this
+            worker fetched the model from the PS.
     """
 
     def __init__(self, theta: Float32, method: Method, kernels: Kernels) -> None:
-        """Store `theta` [n] float32, without a version.
+        """Store the weights `theta` [n] float32; the replica has no version yet.
 
         Args:
             theta: Weights that the replica changes in place.
             method: The run's method; its server optimizer steps the replica.
-            kernels: Kernels of the steps.
+            kernels: Kernels that compute the optimizer's steps.
         """
         self.theta, self._method, self._kernels = theta, method, kernels
         self._server = method.server.init(theta)
-        self._saved: State | None = None  # state of an earlier incarnation, until `fetched`
+        # State of an earlier incarnation, for `fetched`; None: no state.
+        self._saved: State | None = None
         self._lock = threading.Lock()
         self.at, self.stepped = _NOWHERE, False
 
     @property
     def num_bytes(self) -> int:
-        """Size of weights and slots, in bytes."""
+        """Size of the replica's weights and optimizer slots, in bytes."""
         return sum(array.nbytes for array in self._arrays())
 
     def fetched(self, at: RoundId, weights: Float32) -> None:
-        """Adopt weights [n] from the PS, and the slots from `restore` if they have this version."""
+        """Adopt weights [n] from the PS, and restored optimizer slots if of this version."""
         with self._lock:
             np.copyto(self.theta, weights)
             slots = self._slots()
@@ -72,10 +73,11 @@ class Replica:
             self.at, self.stepped = at, False
 
     def step(self, mean: Float32, rate: float, at: RoundId) -> None:
-        """Apply a round's mean update [n] with the PS' optimizer; the version becomes `at`."""
+        """Apply a round's mean update [n] with the method's optimizer; set the version to `at`."""
         with self._lock:
             method = self._method
-            # The outer rate is constant in these runs, so any fraction of the budget does.
+            # The learning rate of the server's optimizer is constant in runs in which workers sum,
+            # so any fraction of the training budget gives the same rate.
             own_rate = method.step_rate(rate, 0.0)
             _, self._server = method.server.apply(
                 self.theta, Update(None, mean), method.kind, own_rate, self._kernels, self._server
@@ -86,11 +88,12 @@ class Replica:
         """Adopt the model and optimizer of a peer.
 
         Args:
-            payload: Weights and slots. Empty if the peer's replica is equal to this replica.
+            payload: The peer's weights and optimizer slots. Empty if the peer's replica is equal to
+                this replica.
             at: Version of the peer's model.
 
         Raises:
-            ValueError: The payload belongs to another model or optimizer.
+            ValueError: The payload's size does not fit this worker's model and optimizer.
         """
         with self._lock:
             if len(payload):
@@ -98,14 +101,14 @@ class Replica:
             self.at, self.stepped = at, True
 
     def digest(self) -> bytes:
-        """Return a hash of weights and slots; replicas with equal hashes are equal."""
+        """Return a hash of weights and optimizer slots; replicas with equal hashes are equal."""
         code = hashlib.blake2b(digest_size=16)
         for array in self._arrays():
             code.update(array.tobytes())
         return code.digest()
 
     def answer(self, query: peers.ModelQuery) -> tuple[peers.Holding, Sequence[BytesLike]]:
-        """Return the version, and the content if the query is for this version.
+        """Return the replica's version, and its content if a peer queries this version.
 
         Any thread may call this method. The content is empty if the query's digest shows that the
         peer's replica is equal.
@@ -119,12 +122,12 @@ class Replica:
             return holding, [] if holding.same else [a.tobytes() for a in self._arrays()]
 
     def save(self) -> State:
-        """Return version and slots, for a later incarnation that fetches the same version."""
+        """Return version and optimizer slots, for a later process that fetches this version."""
         with self._lock:
             return {"version": self.at.number, "slots": self._slots()}
 
     def restore(self, state: State) -> None:
-        """Store the state from `save`, for the next call of `fetched`."""
+        """Store a state that `save` returned, for the next call of `fetched`."""
         self._saved = state
 
     def _slots(self) -> State:
@@ -158,28 +161,30 @@ class Neighbours:
     """Updates this worker's replica from the replicas of its peers.
 
     Attributes:
-        ahead: True if a member has finished the next round, and waits for this worker's report.
+        ahead: True if a peer has finished the next round already, and waits for this worker to
+            report that round.
     """
 
     def __init__(self, streams: Peers, replica: Replica) -> None:
         """Store the arguments.
 
         Args:
-            streams: Streams that send no parts, so that queries do not wait behind parts.
+            streams: Streams to peers that send no parts of sums, so that queries do not wait behind
+                parts.
             replica: This worker's replica.
         """
         self._streams, self._replica = streams, replica
         self.ahead = False
 
     def take_over(self, goal: RoundId, others: Sequence[CollectiveMember]) -> bool:
-        """Adopt the model of a member that has finished a round.
+        """Adopt the model of a peer that has finished a given round.
 
         Args:
-            goal: The round.
-            others: The other members.
+            goal: Round that the peer must have finished.
+            others: Members of the round except this worker.
 
         Returns:
-            True if a member had finished the round.
+            True if a peer had finished the round and this worker has adopted its model.
         """
         self.ahead = False
         query = peers.ModelQuery(generation=goal.generation, version=goal.number)
@@ -196,16 +201,16 @@ class Neighbours:
     def agree(self, others: Sequence[CollectiveMember], leads: bool) -> bool:
         """Adopt the model that all members must have at this replica's version.
 
-        The model of a member that has stepped to this version counts. If no member has stepped, as
-        at a run's start, the model of the member with the lowest id counts.
+        All members adopt the model of a member that has stepped to this version. If no member has
+        stepped, as at a run's start, all adopt the model of the member with the lowest id.
 
         Args:
-            others: The other members, in order of worker id.
+            others: Members of the round except this worker, in order of worker id.
             leads: True if this worker is the member with the lowest id.
 
         Returns:
-            True if the model is known. False if a member did not reply or has an older version, so
-            the caller must try again.
+            True if this worker has the model that all members must have. False if a member did not
+            reply or has an older version, so the caller must try again.
         """
         at = self._replica.at
         query = peers.ModelQuery(generation=at.generation, version=at.number)
@@ -225,7 +230,8 @@ class Neighbours:
             elif RoundId(holding.generation, holding.version) > at:
                 self.ahead = True
                 return True
-        # A silent member may be the one that has stepped, so decide only when all have replied.
+        # A member that has not replied may have stepped, so decide only when all members have
+        # replied.
         if len(fetched) < len(others):
             return False
         if not leads:

@@ -1,4 +1,4 @@
-"""The Peer service of a worker: receives parts of sums, and queries for the worker's model."""
+"""The Peer service of a worker: it receives parts of sums and queries for the model."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from thinwire.proto.security.credentials import part_of_worker
 from thinwire.runtime.run.credentials import Credentials
 from thinwire.worker.collective.mailbox import Mailbox, PartName, RoundId
 
-#: Spare streams beyond one per worker, because a peer that reconnects may open a new stream before
-#: the old stream ends.
+#: Number of streams that a Peer service admits beyond one per worker. A peer that reconnects may
+#: open a new stream before the peer's old stream ends.
 _SPARE_STREAMS = 16
-#: Streams that are reserved for other addresses if one address opens as many as it may.
+#: Number of streams that a Peer service reserves for other addresses when one address has opened
+#: its largest number of streams.
 _STREAMS_OF_OTHERS = 64
 
-#: Function that returns the reply to a query: the message, and the pieces of the payload.
+#: Function that returns the reply to a peer's query: the message, and the pieces of the payload.
 QueryHandler = Callable[[peers.ModelQuery], tuple[peers.Holding, Sequence[BytesLike]]]
 
 
 class PeerServer:
-    """The Peer service of this worker.
+    """The gRPC service to which the other workers send parts of sums and queries.
 
     Attributes:
-        run_id: Id of the run, empty until the worker's own Hello is answered.
+        run_id: Id of the run; empty before shard 0 has answered this worker's Hello.
     """
 
     def __init__(
@@ -48,8 +49,8 @@ class PeerServer:
             mailbox: Store of the received parts.
             answer: Function that replies to queries for this worker's model. The streams' threads
                 call the function.
-            max_part_bytes: Largest accepted part, in bytes. Larger parts are refused before memory
-                is allocated.
+            max_part_bytes: Largest accepted part of a sum, in bytes. The service refuses larger
+                parts before it allocates memory.
             pace: Function that limits a new stream to this worker's emulated link.
             guard: Guard that admits and authenticates peers; None to admit every peer.
         """
@@ -63,15 +64,15 @@ class PeerServer:
         self.run_id = ""
 
     def listen(self, address: str, port: int) -> int:
-        """Start to listen; return the port.
+        """Listen for connections of peers; return the port.
 
         Args:
             address: Address of this machine.
             port: Port to listen at; 0 for a free port.
 
         Raises:
-            thinwire.proto.grpc.PortInUse: The port is taken, or the address belongs to another
-                machine.
+            thinwire.proto.grpc.PortInUse: Another process uses the port, or the address belongs to
+                another machine.
         """
         self._server = serve(
             address,
@@ -83,22 +84,22 @@ class PeerServer:
         return int(self._server.port)
 
     def close(self) -> None:
-        """Stop the service."""
+        """Stop the Peer service and end its streams."""
         if self._server is not None:
             self._server.stop()
 
     def has_stream_of(self, worker: int) -> bool:
-        """Return True if a worker's stream is open, so that all sent parts will arrive."""
+        """Return True if a worker's stream is open: the parts that it has sent can arrive."""
         return worker in self._authenticated
 
     @property
     def bytes_sent(self) -> int:
-        """Number of bytes of models sent to peers."""
+        """Total number of bytes of models that this service has sent to peers."""
         return self._closed_bytes + sum(stream.bytes_sent for stream in self._streams.copy())
 
     @property
     def bytes_received(self) -> int:
-        """Number of bytes of received parts and queries."""
+        """Total number of bytes of the received parts and queries."""
         received = sum(stream.bytes_received for stream in self._streams.copy())
         return self._closed_bytes_received + received
 
@@ -128,7 +129,7 @@ class PeerServer:
     def _handle(
         self, stream: ServerStream, sender: int, message: peers.ToPeer, payload: memoryview
     ) -> int:
-        """Handle one message; return the stream's worker (0: not authenticated yet)."""
+        """Handle one message; return the sender's worker id (0: not authenticated yet)."""
         body = message.WhichOneof("body")
         if (sender == 0) != (body == "greeting"):
             raise Malformed(
@@ -152,7 +153,7 @@ class PeerServer:
         return sender
 
     def _greet(self, stream: ServerStream, greeting: peers.Greeting) -> int:
-        """Check a greeting and return the stream's worker.
+        """Check a peer's greeting (first message) and return the peer's worker id.
 
         Raises:
             Malformed: The greeting was refused.
@@ -161,8 +162,8 @@ class PeerServer:
         refusal = refusal or versions.unknown_fields(greeting, "the peer")
         part = part_of_worker(greeting.worker)
         claims = (part, greeting.run_id)
-        # Check the version before the proof: with another version of the protocol the proof may
-        # fail too, and the refusal must name the cause.
+        # Check the protocol's version before the proof of the secret: with another version the
+        # proof may fail too, and the refusal must name the version as the cause.
         if refusal is not None:
             reason = pb.REASON_PROTOCOL_VERSION
         elif stranger := self._guard.authenticate(stream, part, greeting.proof, claims):
@@ -188,7 +189,7 @@ class PeerServer:
 
 
 def guard_of(credentials: Credentials, nb_workers: int) -> ConnectionGuard:
-    """Return the guard of a worker's Peer service. All peers may have the same address."""
+    """Return the guard of a worker's Peer service. It admits all peers from one address."""
     per_address = nb_workers + _SPARE_STREAMS
     limits = Limits(streams=per_address + _STREAMS_OF_OTHERS, streams_per_address=per_address)
     return ConnectionGuard(credentials, limits)

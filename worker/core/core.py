@@ -116,7 +116,7 @@ class UpdatePacker:
         Args:
             values: [num_parameters] float32 gradient or change of weights: a numpy array or a
                 `thinwire.ops.kernels.device.DeviceArray`.
-            step: Number of the worker's exchange, from 1.
+            step: Number of the worker's exchange, counted from 1.
             learning_rate: Learning rate of the present step.
             epoch: Number of examples that all workers have consumed, divided by the size of the
                 training set.
@@ -185,7 +185,7 @@ class UpdatePacker:
 
         Args:
             packet: Packet that the exchange sends to the shards.
-            step: Number of the worker's exchange, from 1.
+            step: Number of the worker's exchange, counted from 1.
             loss: Mean loss of the mini-batches in the packet; None if unknown.
         """
         self.sent = split_packet(packet, self._layouts)
@@ -293,8 +293,8 @@ class WorkerCore:
         stopped: True if shard 0 has sent that the training is over.
         stop_reason: Reason why shard 0 stopped the training, for people.
         versions: For each shard, the version of its weights in `base`.
-        generations: For each shard, the generation (count of the shard's starts from a checkpoint)
-            of its weights in `base`; -1 before the first reply.
+        generations: For each shard, the generation (restart count of the shard) of its weights in
+            `base`; -1 before the first reply.
     """
 
     def __init__(

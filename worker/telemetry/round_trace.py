@@ -1,6 +1,6 @@
-"""Measure a worker's rounds: the time of each phase, and the bytes sent and received.
+"""Measure a worker's rounds: time per phase (compute, encode, wait), and bytes on the wire.
 
-The training thread only adds numbers. The heartbeat thread makes documents of the numbers.
+The training thread only adds numbers. The heartbeat thread makes JSON documents of the numbers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from thinwire.runtime.telemetry.round_trace import MeasuredBy, RoundRecord
 from thinwire.runtime.telemetry.run_status import WorkerMetrics
 from thinwire.worker.core.messages import PushRequest, ShardReply
 
-#: Most rounds stored while shard 0 is unreachable; the oldest rounds are dropped.
+#: Largest number of measured rounds stored while shard 0 is unreachable. With more, the oldest
+#: rounds are dropped.
 _MOST_ROWS = 50_000
-_BATCHES_TO_REPEAT = 4  # newest documents that a new connection sends again
+_BATCHES_TO_REPEAT = 4  # number of newest documents that are sent again on a new connection
 
 
 class ByteCounters(Protocol):
@@ -28,20 +29,20 @@ class ByteCounters(Protocol):
 
     @property
     def bytes_up(self) -> int:
-        """Number of bytes sent."""
+        """Total number of bytes that the worker has sent."""
 
     @property
     def bytes_down(self) -> int:
-        """Number of bytes received."""
+        """Total number of bytes that the worker has received."""
 
 
 class RoundMeasure:
     """Measures one worker's rounds; times are sums over the local steps of a round.
 
     Args:
-        pacer: Pacer of the method, which determines the phases of a round.
-        counters: Counters of bytes, read once per round.
-        clock: Returns monotonic time in seconds.
+        pacer: The method's pacer. It determines the measured phases of a round.
+        counters: Counters of sent and received bytes, which are read once per round.
+        clock: Function that returns monotonic time in seconds.
     """
 
     def __init__(
@@ -71,15 +72,15 @@ class RoundMeasure:
     def end_round(
         self, request: PushRequest, replies: list[ShardReply | None], epoch: int, exchange: float
     ) -> None:
-        """Record the round that has ended and start the next round.
+        """Record the measures of the round that has ended, and start the next round.
 
         A push that shard 0 has rejected as not finite makes no record.
 
         Args:
             request: The push that ended the round.
             replies: Replies of all shards to the push.
-            epoch: Number of the epoch of the worker's examples.
-            exchange: Time from the push to the last reply, in seconds.
+            epoch: Number of the worker's passes over its examples.
+            exchange: Time from the push to the last shard's reply, in seconds.
         """
         first = replies[0]
         if first is None:
@@ -109,18 +110,19 @@ class RoundMeasure:
         self._time = dict.fromkeys(self._phases, 0.0)
 
     def record_exchange(self, seconds: float) -> None:
-        """Add seconds to the exchange's phase, which is the pacer's last phase."""
+        """Add seconds to the phase of the exchange, the last phase of the pacer's rounds."""
         self.record(self._phases[-1], seconds)
 
     def batches(self, origin: MeasuredBy, receiver: object) -> list[str]:
-        """Return the documents to send now (heartbeat thread only).
+        """Return the JSON documents of rounds to send to shard 0 now (heartbeat thread only).
 
-        After a change of the receiver, the newest documents may have been lost and are returned
-        again. The receiver ignores duplicates, because every record has a number.
+        After a change of the receiver, the newest documents may have been lost, so this method
+        returns these documents a second time. The receiver ignores duplicates, because every record
+        has a number.
 
         Args:
-            origin: Origin of the records: host, device and worker.
-            receiver: Object that identifies the connection; compared by identity.
+            origin: Origin of the records: host, device, worker and incarnation.
+            receiver: Object that identifies the connection to shard 0; compared by identity.
         """
         repeated = list(self._sent) if receiver is not self._receiver else []
         self._receiver = receiver
@@ -136,7 +138,7 @@ class RoundMeasure:
 
 
 class StepMeasure(RoundMeasure):
-    """Measures rounds and every local step; a round's last step is followed by the exchange."""
+    """Measures rounds and every local step. The exchange follows a round's last step."""
 
     def __init__(
         self, pacer: Pacer, counters: ByteCounters, clock: Callable[[], float] = time.monotonic
@@ -145,7 +147,7 @@ class StepMeasure(RoundMeasure):
         super().__init__(pacer, counters, clock)
 
     def begin_step(self) -> None:
-        """Start the measurement of a local step."""
+        """Start the measurement of one local step."""
         self._steps.append({})
 
     def record(self, phase: str, seconds: float) -> None:
@@ -161,7 +163,7 @@ class StepMeasure(RoundMeasure):
 
 
 class NullMeasure(RoundMeasure):
-    """Measures nothing."""
+    """Replacement of RoundMeasure that measures nothing, for --measure off."""
 
     def record(self, phase: str, seconds: float) -> None:
         """Do nothing."""
@@ -172,7 +174,7 @@ class NullMeasure(RoundMeasure):
         """Do nothing."""
 
 
-#: Value of --measure -> implementation.
+#: Value of --measure -> class that measures rounds at this level.
 MEASURES: dict[str, type[RoundMeasure]] = {
     "off": NullMeasure,
     "rounds": RoundMeasure,

@@ -16,27 +16,27 @@ _INTERVAL_SECONDS = 2.0
 
 
 class WorkerScalars:
-    """Writes a worker's counters at most every two seconds; a disk error ends the writing."""
+    """Writes a worker's counters to TensorBoard at most every two seconds, until a disk error."""
 
     def __init__(
         self, directory: pathlib.Path, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Prepare the file; the first scalar creates it."""
+        """Prepare the TensorBoard file; the first written scalar creates the file."""
         self._file: ScalarFile | None = ScalarFile(directory)
         self._clock = clock
         self._written_at, self._steps = clock(), 0
-        self._datagrams = SentCounts()  # counts at the last write
+        self._datagrams = SentCounts()  # datagram counts at the last write
 
     def record(
         self, counted: WorkerMetrics, loss: float | None, num_steps: int, version: int
     ) -> None:
-        """Write the counters if the last write is two seconds or more ago (heartbeat thread).
+        """Write the counters if the last write was two seconds ago or more (heartbeat thread).
 
         Args:
-            counted: Totals of this worker.
+            counted: Total counts and times of this worker.
             loss: Loss of the newest mini-batch; None if unknown.
             num_steps: Number of mini-batches since this process started.
-            version: Version of shard 0's weights that this worker has.
+            version: Version of shard 0's weights that this worker holds.
         """
         elapsed = self._clock() - self._written_at
         if self._file is None or elapsed < _INTERVAL_SECONDS:
@@ -60,7 +60,7 @@ class WorkerScalars:
             )
 
     def _of_datagrams(self, counts: SentCounts | None) -> dict[str, float | None]:
-        """Return the mean k of the exchanges since the last write, and total bytes by channel."""
+        """Return the exchanges' mean fraction k since the last write, and bytes by channel."""
         if counts is None:
             return {}
         new, self._datagrams = counts.minus(self._datagrams), counts
