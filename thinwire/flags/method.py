@@ -350,8 +350,8 @@ METHOD = Topic(
         integer(
             "staleness_bound",
             None,
-            "Largest number of updates by which a worker may be ahead of the slowest worker.",
-            "updates",
+            "Largest number of iterations by which a worker may be ahead of the slowest worker.",
+            "iterations",
             low=0,
             unset="3 for ssp, none for gsp",
         ),
