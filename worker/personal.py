@@ -45,7 +45,7 @@ class PersonalLayers:
         """Reject a gradient of the personal variables that is not finite.
 
         Raises:
-            NonFiniteUpdate: The gradient contains NaN or infinity.
+            NonFiniteUpdate: The personal variables' gradient contains NaN or infinity.
         """
         if not np.isfinite(self.gradient).all():
             raise NonFiniteUpdate(

@@ -83,8 +83,8 @@ class Worker:
     """One worker process, with data, model and checkpoints.
 
     Args:
-        run: The run's settings.
-        own: This worker's settings.
+        run: Settings of the training run.
+        own: Settings that only this worker reads from its flags.
         shared: Model to train; None builds the model from the run's settings.
         shard: This worker's training examples; None loads the examples from the run's settings.
     """

@@ -251,7 +251,7 @@ def refuse_local_epochs(method: Method, who: str) -> None:
     """Reject --local_epochs in a training loop without epochs.
 
     Args:
-        method: The run's method.
+        method: Training method of the run.
         who: Name of the training loop, for the message.
 
     Raises:
@@ -268,7 +268,7 @@ def refuse_script_steps(method: Method, who: str) -> None:
     """Reject steps of a script's optimizer in a run without a script.
 
     Args:
-        method: The run's method.
+        method: Training method of the run.
         who: Name of the program that computes gradients, for the message.
 
     Raises:
@@ -480,7 +480,7 @@ def check_averages(method: Method, num_averaged: int) -> None:
     """Reject --dp_noise if values other than weights are averaged, because they get no noise.
 
     Args:
-        method: The run's method.
+        method: Training method of the run.
         num_averaged: Number of the values, such as moving statistics, that shard 0 averages over
             the workers.
 

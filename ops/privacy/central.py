@@ -39,8 +39,8 @@ class Privacy(Policy, Protocol):
         Args:
             mean: Mean of the round's updates, in the shard's coordinates.
             count: Number of updates in the mean.
-            size: Number of entries of the shard.
-            version: Version of the shard before the round.
+            size: Number of entries of the shard's part of the model.
+            version: Version of the shard's weights before the round.
             state: The policy's state on this shard, from `init`.
         """
 

@@ -71,7 +71,7 @@ class SlicesInModel:
     """The ranges of a shard's slices in the flat model.
 
     Args:
-        spec: The model.
+        spec: Paths, shapes and dtypes of the model's variables.
         layout: Layout of the shard: its slices of variables.
     """
 

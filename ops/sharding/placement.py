@@ -40,9 +40,9 @@ class Placement(Policy, Protocol):
         """Return one layout per shard.
 
         Args:
-            spec: The model.
+            spec: Paths, shapes and dtypes of the model's variables.
             num_shards: Number of shards, 1 or more.
-            cuts: True if a shard may hold a part of a variable.
+            cuts: True if the policy may cut a variable, so that a shard holds a part of it.
 
         Raises:
             ConfigurationError: A shard would have no entries.

@@ -38,7 +38,7 @@ def place_tensors(spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[
     tensor number and the lower shard number.
 
     Args:
-        spec: The model.
+        spec: Paths, shapes and dtypes of the model's variables.
         num_shards: Number of shards, 1 or more.
         cuts: True if a shard may hold a part of a variable.
 

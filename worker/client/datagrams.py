@@ -63,9 +63,9 @@ class DatagramChannel:
         self._session: DatagramSession | None = None
         self._sender: DatagramSender | None = None
         self._sealer: Packetizer | None = None
-        # (step, datagrams of that step's push); None before the first push
+        # (step, datagrams of that step's push); None before the first push.
         self._sealed: tuple[int, SealedStep] | None = None
-        # Guards the datagram counts, which the heartbeat thread reads
+        # Guards the datagram counts, which the heartbeat thread reads.
         self._lock = threading.RLock()
         self._counts_before = [ChannelCounts() for _ in range(channels)]
         self._poor_steps = 0
@@ -131,7 +131,7 @@ class DatagramChannel:
 
     def _count(self, batch: SealedBatch) -> None:
         counts = self._counts_before[batch.channel - 1]
-        # Counts datagrams only: the stream counts the datagrams' bytes
+        # Counts datagrams only: the stream counts the datagrams' bytes.
         counts.datagrams += batch.count
 
     def record(self, reception: pb.DatagramOutcome) -> list[LostEntries]:
@@ -221,10 +221,10 @@ class WorkerTransport:
         dscp: Class of service of the streams' packets; None for the operating system's default.
 
     Args:
-        link: The worker's emulated link.
+        link: Settings of the worker's emulated network link.
         seed: Seed of the losses on the emulated link.
         transport: Settings of the datagrams.
-        router: Router policy of the method.
+        router: The method's router, which divides an update into channels.
     """
 
     def __init__(self, link: Link, seed: int, transport: Transport, router: Router) -> None:
@@ -285,7 +285,7 @@ class DatagramTotals:
     ) -> None:
         self._worker, self._to_shards, self._num_channels = worker, to_shards, num_channels
         self._bytes_up, self._logs = bytes_up, logs
-        # Counts of the router's divisions, without sent bytes
+        # Counts of the router's divisions, without sent bytes.
         self._parted = SentCounts(blocks=[0] * (num_channels + 1))
         self._logged = SentCounts()
 

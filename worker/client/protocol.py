@@ -80,8 +80,8 @@ class Send:
     """Action for the driver: send a request to the shard on the open stream."""
 
     request: pb.Pull | pb.Query | PushRequest
-    incarnation: int  # incarnation of this worker
-    epoch: int  # newest membership epoch that the worker knows
+    incarnation: int  # incarnation (id of one process) of this worker
+    epoch: int  # newest membership epoch that any shard has sent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,8 @@ class ShardProtocol:
 
     Args:
         shard: Number of the shard; only shard 0 announces the end of the run.
-        epochs: Newest membership epoch, shared by the protocols of all shards.
+        epochs: Newest membership epoch from any shard; the worker's protocols with all shards share
+            this object.
         incarnation: Incarnation of this worker; 0 if the shard must assign one.
     """
 
@@ -165,9 +166,9 @@ class ShardProtocol:
         self.step = 0
         self._request: pb.Pull | PushRequest | None = None
         self._is_outlier = False  # True: the shard rejected the newest push as too large
-        # Query that waits for an answer; None: no query is open
+        # Query that waits for an answer; None: no query is open.
         self._query: pb.Query | None = None
-        # Late answer "push" to a canceled query; None: no late answer
+        # Late answer "push" to a canceled query; None: no late answer.
         self._unread: pb.Answer | None = None
         self._quarantined_until = 0.0
         self._ending = Ended("")
@@ -320,7 +321,7 @@ class ShardProtocol:
             return self._pull_instead()
         if reason == pb.REASON_NON_FINITE:
             return self._settle(Replied(None))
-        # Refusal of the stream, not of a request: the shard closes the stream
+        # Refusal of the stream, not of a request: the shard closes the stream.
         if refusal.step != self.step:
             return []
         return self._end(Ended(refusal.message, refusal))

@@ -82,10 +82,11 @@ class ShardClient:
         reconnect_timeout_seconds: Seconds without an answer after which the client raises
             Unreachable.
         closing: Event that is set when the worker must stop.
-        encoder: Encoder of pushes to this shard.
-        epochs: Newest membership epoch, shared by all clients of the worker.
+        encoder: Encoder that turns this worker's pushes to the shard into messages.
+        epochs: Newest membership epoch from any shard; all shard clients of the worker share this
+            object.
         dscp: Class of service of the stream's packets; None for the operating system's default.
-        credentials: Credentials of this worker.
+        credentials: Credentials with which this worker connects to the shard.
         make_offer: Function that makes this worker's offer (model description and weights) for a
             shard without a model; None to offer nothing.
         leader: Address of shard 0, which knows the new addresses of moved shards; empty if unknown.
@@ -126,7 +127,7 @@ class ShardClient:
         self._payload = memoryview(b"")  # payload of the shard's newest message
         self._answered: Answered | None = None
         self._ended: Ended | None = None
-        # Cause of the stream's loss, for the log; None: not lost
+        # Cause of the stream's loss, for the log; None: not lost.
         self._lost_by: StreamLost | None = None
         self._pauses = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         self._try_again_at = 0.0
@@ -424,7 +425,7 @@ class ShardClient:
             if self._in_use or self._closing.is_set() or self.halt_cause:
                 return
             self._receive_unrequested()
-            # The run's end has just arrived: the shard closes the stream
+            # The run's end has just arrived: the shard closes the stream.
             if self.protocol.halt_cause:
                 return
             lost = self._session is None and time.monotonic() >= self._try_again_at

@@ -46,7 +46,7 @@ class Replica:
 
         Args:
             theta: Weights that the replica changes in place.
-            method: The run's method; its server optimizer steps the replica.
+            method: Training method of the run; the method's server optimizer steps the replica.
             kernels: Kernels that compute the optimizer's steps.
         """
         self.theta, self._method, self._kernels = theta, method, kernels
