@@ -54,7 +54,7 @@ def copied(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def unguarded(array: NDArray[Any], indices: Int64 | None) -> None:
-    """Do nothing: a `BeforeChange` for arrays without snapshots."""
+    """Do nothing: the function to call before changes of arrays that have no snapshots."""
     del array, indices
 
 
@@ -65,9 +65,9 @@ class FrozenArray:
     """Snapshot of an array: the content that the array had when it was frozen.
 
     Attributes:
-        dtype: Data type of the array.
-        shape: Shape of the array.
-        nbytes: Size of the array, in bytes.
+        dtype: Data type of the snapshot's array.
+        shape: Shape of the snapshot's array.
+        nbytes: Size of the snapshot's whole content, in bytes.
         first: Position of the first entry that `pieces` has not yielded yet. The freezer need not
             save entries before this position.
     """

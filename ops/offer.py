@@ -113,7 +113,7 @@ class Offer:
         statistics: Number of values of moving statistics that shard 0 averages over the workers.
         optimizers: Optimizers with which the PS steps. Each variable belongs to exactly one
             optimizer. Empty if workers step and send changes of weights.
-        constraints: Variable's path -> constraint of the variable.
+        constraints: Variable's path -> Keras constraint that the PS applies to the variable.
         unused: Paths of shared variables without a gradient. No optimizer steps or decays these
             variables.
         loss_scale: Initial state of the dynamic loss scale. None if the script does not scale
@@ -224,7 +224,7 @@ def read_offer(document: str | bytes, max_model_bytes: int) -> Offer:
     The function builds no Keras object, and allocates no memory for the model.
 
     Args:
-        document: JSON text in the format of `Offer.to_json`.
+        document: JSON text of the offer, in the format of `Offer.to_json`.
         max_model_bytes: Largest size of all shared variables as float32, in bytes.
 
     Raises:

@@ -24,7 +24,7 @@ class PersonalLayers:
             all variables are shared.
 
     Args:
-        variables: Personal variables, in the model's order.
+        variables: Personal (unshared trainable) variables, in the model's order.
         optimizer: The method's optimizer of local steps; plain SGD if the method has no local
             steps.
     """

@@ -69,7 +69,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "asgd": _DENSE_ASP,
     # Asynchronous SGD with delay compensation. Zheng et al., ICML 2017.
     "dcasgd": _DENSE_ASP | {"weighting": "dc_asgd"},
-    # Bulk synchronous: one update per round of all workers.
+    # Bulk synchronous SGD: the PS takes one step per round, with the updates of all workers.
     "bsp": _DENSE_ASP | {"sync": "bsp"},
     "ssgd": _DENSE_ASP | {"sync": "bsp"},
     # Stale synchronous: no worker is more steps ahead of the slowest worker than the bound. Ho et
@@ -135,7 +135,7 @@ def row_with(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a method's row of METHODS. The user's values replace the row's values.
 
     Args:
-        name: Key of METHODS.
+        name: Name of the method, a key of METHODS.
         given: Interface or hyper-parameter -> the user's value; None if the user has given no
             value.
 
@@ -165,7 +165,7 @@ class Method:
 
     Attributes:
         name: Name of the method, the value of --method.
-        pacer: Policy that decides when a worker pushes.
+        pacer: Policy that decides after which local step a worker pushes.
         codec: Policy that codes (compresses) the workers' updates.
         down_codec: Policy that codes (compresses) the shards' replies.
         router: Policy that assigns parts of an update to classes of service.
@@ -175,7 +175,7 @@ class Method:
         choices: Interface or hyper-parameter -> value, from `row_with`, as text for people and
             summary.json.
         placement: Policy that divides the model among the shards.
-        local: Optimizer of the local steps between two exchanges.
+        local: Optimizer with which a worker takes local steps between two exchanges.
         bn_sync: True if BatchNorm's moving statistics are averaged over the workers.
         schedule_clock: Name of the count (batches or steps) at which the learning rate schedule of
             a script's optimizer is read.

@@ -197,7 +197,7 @@ def _check_server(method: Method) -> None:
 
 
 def _check_local(method: Method) -> None:
-    """Reject settings of local steps if workers take no local steps."""
+    """Reject flags for the optimizer of local steps if workers take no local steps."""
     defaults = describe(LocalUpdate())
     flags = [
         LOCAL_FLAGS[name]
@@ -213,7 +213,7 @@ def _check_local(method: Method) -> None:
 
 
 def _check_ahead(method: Method) -> None:
-    """Reject --error_ahead if workers take no local steps."""
+    """Reject --error_ahead (start local steps at weights plus residual) without local steps."""
     if method.ahead and not method.takes_local_steps:
         raise ConfigurationError(
             f"--error_ahead={method.ahead:g}: a worker takes local steps only with --pacer=esync, "
@@ -252,7 +252,7 @@ def refuse_local_epochs(method: Method, who: str) -> None:
 
     Args:
         method: Training method of the run.
-        who: Name of the training loop, for the message.
+        who: Name of the training loop, for the error message.
 
     Raises:
         ConfigurationError: The method's rounds end with epochs.
@@ -269,7 +269,7 @@ def refuse_script_steps(method: Method, who: str) -> None:
 
     Args:
         method: Training method of the run.
-        who: Name of the program that computes gradients, for the message.
+        who: Name of the program that computes gradients, for the error message.
 
     Raises:
         ConfigurationError: In this method a script's optimizer steps on the workers.

@@ -47,14 +47,15 @@ class Esync:
     """ESync's pacer: push when the group's slowest live worker is about to finish its step.
 
     Attributes:
-        summary_name: Name of the state server's block in summary.json.
+        summary_name: Name of the pacer's block in the run's summary.json.
         eps: Time by which workers push before the slowest worker's expected step end, in seconds,
             or "auto".
         query: "blocking": wait for the answer before each local step. "delayed": continue to train
             until the answer arrives.
         smoothing: Smoothing of step times: "ema:A" (moving average, weight A of the newest time),
             "max:M" (maximum of the last M times), or "none".
-        max_local_steps: Largest number of local steps in a round; 0 means no limit.
+        max_local_steps: Largest number of local steps that a worker takes in a round; 0 means no
+            limit.
     """
 
     summary_name: ClassVar[str] = "esync"
@@ -91,7 +92,7 @@ class Esync:
 
     @property
     def longest_round(self) -> int:
-        """Largest number of local steps in a round; 0 means no limit."""
+        """Largest number of local steps that a worker takes in a round; 0 means no limit."""
         return self.max_local_steps
 
     def push_now(self, local_steps: int) -> bool:
@@ -105,7 +106,7 @@ class Esync:
         return {"records": {}, "query_seconds": []}
 
     def record(self, report: PaceReport, state: State) -> State:
-        """Record a worker's report."""
+        """Record a worker's report (its step times and local steps) in the worker's record."""
         record = _record_of(report.worker, state)
         record["begun"] = True
         # A worker begins a round after a rejected push, too. `released` never runs for a rejected

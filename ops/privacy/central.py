@@ -53,7 +53,7 @@ class NoPrivacy:
     adds_noise: ClassVar[bool] = False
 
     def around(self, codec: Codec) -> Codec:
-        """Return the codec unchanged."""
+        """Return the codec unchanged, because the policy clips no updates."""
         return codec
 
     def init(self, secret: bytes) -> State:

@@ -34,14 +34,14 @@ class Placement(Policy, Protocol):
 
     @property
     def name(self) -> str:
-        """The value of --placement that selects this policy."""
+        """The value of the flag --placement that selects this policy."""
 
     def place(self, spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[ShardLayout, ...]:
         """Return one layout per shard.
 
         Args:
             spec: Paths, shapes and dtypes of the model's variables.
-            num_shards: Number of shards, 1 or more.
+            num_shards: Number of PS shards, 1 or more.
             cuts: True if the policy may cut a variable, so that a shard holds a part of it.
 
         Raises:
@@ -130,7 +130,7 @@ def best_cuts(points: Sequence[int], speeds: Sequence[float]) -> list[int]:
 
     Args:
         points: [P + 1] ascending positions of the possible cuts, with both ends of the line.
-        speeds: [S] speeds of the blocks, in order; S <= P.
+        speeds: [S] speeds of the shards that hold the blocks, in order; S <= P.
 
     Returns:
         [S + 1] ascending indices into `points`, from 0 to P. The largest value of size / speed is

@@ -41,8 +41,8 @@ class DatagramChannel:
     falls back to the stream ahead of each push, where datagrams are neither lost nor late.
 
     Args:
-        worker: Id of the worker.
-        channels: Number of datagram channels.
+        worker: Id of the worker that sends the datagrams.
+        channels: Number of datagram channels, one per class of service.
         transport: Settings: datagram sizes, and the choice between UDP and the gRPC stream.
         marks_slots: True if the message of each slot (one variable's blocks) announces the
             datagrams of that slot.
@@ -222,8 +222,8 @@ class WorkerTransport:
 
     Args:
         link: Settings of the worker's emulated network link.
-        seed: Seed of the losses on the emulated link.
-        transport: Settings of the datagrams.
+        seed: Seed of the random packet losses on the emulated link.
+        transport: Settings of the datagrams: sizes, and UDP or the gRPC stream.
         router: The method's router, which divides an update into channels.
     """
 
@@ -268,11 +268,11 @@ class DatagramTotals:
     """One worker's counts of blocks, datagrams and bytes over all shards.
 
     Args:
-        worker: Id of the worker.
+        worker: Id of the worker that sends the datagrams.
         to_shards: Datagram channel to each shard, in order of the shards' numbers.
         num_channels: Number of datagram channels, one per class of service.
         bytes_up: Function that returns the number of bytes sent so far, in streams and datagrams.
-        logs: True to log a line for each exchange.
+        logs: True to log a line with the counts for each exchange.
     """
 
     def __init__(

@@ -160,7 +160,7 @@ class Exchange:
         return {}
 
     def restore(self, state: State) -> None:
-        """Restore a state that `save` returned."""
+        """Restore a state of the exchanges that `save` returned."""
 
     @property
     def bytes_up(self) -> int:

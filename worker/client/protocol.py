@@ -117,7 +117,7 @@ class WaitUntil:
 class Ended:
     """Action for the driver: stop. The run is over, or the shard has rejected a request."""
 
-    cause: str  # stop reason of the run, or text of the refusal
+    cause: str  # stop reason of the run, or text of the shard's refusal
     refusal: pb.Refusal | None = None  # refusal by the shard; None: the run has ended
 
 
@@ -181,7 +181,7 @@ class ShardProtocol:
     # -- calls of the driver ------------------------------------------------------------------
 
     def join(self) -> None:
-        """Record that the driver opens a stream and sends a Hello."""
+        """Record that the driver opens a stream to the shard and sends a Hello message."""
         self._move(Trigger.JOIN)
 
     def pull(self, pull: pb.Pull | None = None) -> list[Action]:

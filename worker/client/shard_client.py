@@ -77,7 +77,7 @@ class ShardClient:
     Args:
         address: ``host:port`` of the shard.
         hello: First message of each stream. The client stores run id and incarnation in this Hello.
-        max_payload_bytes: Largest payload of a reply, in bytes.
+        max_payload_bytes: Largest payload of a shard's reply that the client accepts, in bytes.
         link: The worker's emulated uplink; None if no link is emulated.
         reconnect_timeout_seconds: Seconds without an answer after which the client raises
             Unreachable.

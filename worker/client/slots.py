@@ -33,7 +33,7 @@ def fetch_slots(
     Args:
         run: Settings of the training run.
         id_worker: Id of the worker, for the Hello message.
-        run_id: Id of the run.
+        run_id: Id of the run, for the Hello message.
         layouts: For each shard, its slices of the model's variables.
         num_statistics: Number of averaged statistics, to fetch the statistics and the weights too;
             None to fetch only the optimizers' states.

@@ -174,7 +174,7 @@ class Peers:
         return reply
 
     def forget(self, members: Sequence[CollectiveMember]) -> None:
-        """Close the streams to peers that are not in `members`."""
+        """Close the streams to peers that are not in `members`, the present members of the run."""
         for member in [member for member in self._open if member not in members]:
             self._drop(member)
 

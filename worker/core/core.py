@@ -283,7 +283,7 @@ class WorkerCore:
         statistics: [m] float32 moving statistics (of batch normalization) that shard 0 averages
             over the workers.
         aux_size: Number of statistics and optimizer values that shard 0 averages over the workers.
-        step: Number of exchanges that this worker has started.
+        step: Number of exchanges with the shards that this worker has started.
         learning_rate: Newest scheduled learning rate from shard 0.
         loss_scale: Factor by which the loss is multiplied for the next gradient; 0 without loss
             scaling.
