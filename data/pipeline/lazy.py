@@ -21,7 +21,7 @@ from thinwire.ops.types import ConfigurationError
 _CHUNK_BYTES = (
     1 << 22
 )  # of float32: small enough that a chunk stays in the CPU's cache between passes
-PADDING = 4  # pixels that crop_flip adds on each side
+PADDING = 4  # pixels that crop_flip adds on each side of an image
 #: (positions [B] int64, cursor's place before the batch) -> [B, ...] float32, an array or a tensor.
 Feed = Callable[[NDArray[np.int64], int], Any]
 Chosen = NDArray[np.int64] | slice
@@ -76,7 +76,7 @@ def check_scaling(scaling: str, image_depth: int) -> None:
 
 
 def factor_and_offset(scaling: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the factor and the offset of a scaling other than "standardize".
+    """Return the factor and the offset of any scaling except "standardize".
 
     The scaled value of a pixel is ``pixel * factor + offset``.
 
@@ -176,7 +176,7 @@ class Augmented(Lazy):
         return Augmented(self._images[chosen], self._scaling)
 
     def feed(self, cursor: Cursor) -> Feed:
-        """Return a function that crops and mirrors by the example's place in the sequence."""
+        """Return a function that crops and mirrors images by their place in the sequence."""
 
         def augmented(chosen: NDArray[np.int64], place: int) -> NDArray[np.float32]:
             draws = uniforms(cursor.seed, place, len(chosen), 3)
@@ -195,7 +195,7 @@ def crop_flip(images: NDArray[np.uint8], draws: NDArray[np.float64]) -> NDArray[
         draws: [B, 3] float64 in [0, 1): random numbers for the row, the column and the mirroring.
 
     Returns:
-        The changed images, uint8, of the same shape.
+        The shifted and mirrored images, uint8, [B, height, width, channels].
     """
     count, height, width, _ = images.shape
     margin = (PADDING, PADDING)
@@ -215,7 +215,7 @@ class Repeated(Lazy):
 
     Args:
         images: [n, height, width, channels] float32, scaled.
-        positions: [N] int64, number of each image before the modulo.
+        positions: [N] int64, number of each image, from which the modulo is taken.
     """
 
     def __init__(self, images: NDArray[np.float32], positions: NDArray[np.int64]) -> None:
@@ -223,7 +223,7 @@ class Repeated(Lazy):
         self._images, self._positions = images, positions
 
     def __getitem__(self, chosen: Chosen) -> NDArray[np.float32]:
-        """Return copies of the stored images."""
+        """Return copies of the stored images for the numbers ``chosen``."""
         return self._images[self._positions[chosen] % len(self._images)]
 
     def subset(self, chosen: NDArray[np.int64]) -> Repeated:

@@ -33,7 +33,7 @@ TIME_PARTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Theme:
-    """Colors of a light or dark theme; color-blind readers can distinguish the ``series`` colors."""
+    """Colors of a light or dark theme; color-blind readers can distinguish ``series`` colors."""
 
     background: str
     text: str

@@ -2,7 +2,8 @@
 
 ``python -m thinwire.tools.esync.convert export RUN DIR`` writes the log files
 ``DIR/NETWORK/MODE/HOST/DEVICE/iter-N.txt``. ``import DIR/NETWORK/MODE RUN`` makes a run directory
-from ESync's log files. ``summary DIR/NETWORK/MODE`` writes the content of log files to one JSON file.
+from ESync's log files. ``summary DIR/NETWORK/MODE`` writes the content of log files to one JSON
+file.
 TensorFlow is not needed.
 """
 

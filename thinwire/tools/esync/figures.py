@@ -75,7 +75,8 @@ class Bar:
 def show(runs: Sequence[MeasuredRun]) -> list[StyledRun]:
     """Return every run with a label and a style for the figures.
 
-    If several runs have the same method and the same split of the data, the label has the name of the run's folder.
+    If several runs have the same method and the same split of the data, the label has the name of
+    the run's folder.
     """
     spare = itertools.cycle(_SPARE_COLOURS)
     spare_styles = {
@@ -113,7 +114,8 @@ def accuracy_picture(
     """Draw accuracy against time: the trailing mean, and the measured values paler.
 
     Args:
-        shown: Runs with one kind of data split (IID or non-IID); runs without evaluations are not drawn.
+        shown: Runs with one kind of data split (IID or non-IID). Runs without evaluations are not
+            drawn.
         smooth: Number of evaluations in the trailing mean.
         standalone: Accuracy of training on one device, drawn as a dashed line; None for no line.
         target: Target accuracy of the speedup, drawn as a dotted line.

@@ -27,8 +27,8 @@ from thinwire.runtime.telemetry.round_trace import (
     Round,
 )
 
-#: Thinwire's training method -> (ESync's folder name, ESync's name in figures). A method that is not
-#: listed keeps Thinwire's name.
+#: Thinwire's training method -> (ESync's folder name, ESync's name in figures). An unlisted
+#: method keeps Thinwire's name.
 MODES = {
     "esync": ("esync", "ESync"),
     "ssgd": ("sync", "Sync"),
