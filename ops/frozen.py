@@ -33,7 +33,8 @@ class StoredCopy(Protocol):
         """Return a copy of the stored values from `part.start` to `part.stop`."""
 
 
-#: Function that returns the current content of an array: a copy, or a `FrozenArray`.
+#: Function that returns the current content of an array, as a copy or as a `FrozenArray`
+#: (snapshot).
 Keep = Callable[["NDArray[Any]"], Any]
 #: Function that copies an array [n] into memory or into a `StoredCopy`.
 Copy = Callable[["NDArray[Any]"], "NDArray[Any] | StoredCopy"]
@@ -142,8 +143,9 @@ class FrozenArray:
         return len(self._aside) >= _MOST_ASIDES or self._aside_bytes > self.nbytes // 2
 
     def _copy(self, start: int, stop: int) -> NDArray[Any]:
-        # First copy, then look for saved values. In the opposite order the owner could save and
-        # change an entry between the two, and the piece would hold the new value.
+        # First copy the piece, then look for saved values. In the opposite order, the owner could
+        # save and change an entry between the look-up and the copy, and the piece would hold the
+        # new value.
         piece = self._array.reshape(-1)[start:stop].copy()
         # `list` takes a snapshot, because the owner's thread may append meanwhile. The oldest saved
         # change is written last: it holds the value at the freeze, and newer saved changes hold

@@ -199,7 +199,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Packet:
-    """Coded update of one step: at most one block per tensor, in tensor order."""
+    """Coded update of one worker's step: at most one block per tensor, in tensor order."""
 
     blocks: tuple[Block, ...]
     kind: Kind
@@ -240,10 +240,11 @@ class Link:
     mbps: float = 0.0  # rate of the link in megabit per second; 0: no limit
     delay_ms: float = 0.0  # one-way delay of the link in milliseconds
     loss: float = 0.0  # probability that a 1,448-byte segment, or a datagram, is lost
-    queue_kb: float = 0.0  # queue for datagrams and background in each class, in 1,000 bytes
+    queue_kb: float = 0.0  # size of each class's queue for datagrams and background, in 1,000 bytes
     reorder: float = 0.0  # probability that a datagram arrives behind later datagrams
     duplicate: float = 0.0  # probability that a datagram arrives twice
-    background_mbps: float = 0.0  # rate of other traffic on the uplink, in megabit per second
+    # Rate of emulated background traffic on the uplink, in megabit per second.
+    background_mbps: float = 0.0
     background_class: int = BEST_EFFORT  # class of service of the background traffic
 
     @property
@@ -266,7 +267,8 @@ class LowRankBlock(Block):
     ``values`` hold the left matrix [rows * rank], row by row. ``indices`` is None.
     """
 
-    right: CodedValues  # [columns * rank] right matrix, row by row; same dtype as `values`
+    # [columns * rank] right matrix, row by row; its dtype is the dtype of `values`.
+    right: CodedValues
     rank: int  # rank of the product, at least 1
     first: int  # column of the block's first entry in its row, below `columns`
 
@@ -285,7 +287,7 @@ class RangedBlock(Block):
     the entries of the whole slot.
     """
 
-    block_entries: int  # entries of a range, at least 1; the last range may have fewer
+    block_entries: int  # number of entries of a range, at least 1; the last range may have fewer
     present: NDArray[np.bool_]  # [ceil(size / block_entries)] True for each present range
 
 

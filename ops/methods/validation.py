@@ -68,7 +68,7 @@ def validate(method: Method) -> list[str]:
 
 
 def _check_kinds(method: Method) -> None:
-    """Reject policies that need gradients if the workers send changes of weights."""
+    """Reject policies that need gradients if the workers push changes of weights."""
     if method.codec.kind is Kind.DELTA and method.takes_local_steps:
         raise ConfigurationError(
             f"--codec={method.choices['codec']} computes a change of weights from every gradient, "
@@ -130,7 +130,7 @@ def _check_collective(method: Method) -> None:
 
 
 def _check_overlap(method: Method) -> None:
-    """Reject --overlap if the next step must start from the shards' answer."""
+    """Reject --overlap if a worker's next step must start from the shards' answer."""
     obstacle = why_no_overlap(method)
     if method.overlap and obstacle is not None:
         raise ConfigurationError(

@@ -88,7 +88,7 @@ class QueryingPacer(Pacer, Protocol):
         """Record that a worker has pushed, with or without an answer to its query."""
 
     def released(self, workers: Sequence[int], state: State) -> State:
-        """Begin a new round for `workers`: their records wait for the round's first report."""
+        """Begin a new round for `workers`, whose records then wait for the round's first report."""
 
     def left(self, worker: int, state: State) -> State:
         """Delete the state server's records of a worker that left the run."""

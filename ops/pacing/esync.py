@@ -139,7 +139,8 @@ class Esync:
             state: The records.
         """
         record = state["records"][worker]
-        if record["local_steps"] == 0 or worker not in members:  # a round needs at least one step
+        # No push: a round needs at least one local step.
+        if record["local_steps"] == 0 or worker not in members:
             return False, state
         record["ready"] = record["ready"] or self._is_time(worker, members, now, state)
         return bool(record["ready"]), state
@@ -150,7 +151,7 @@ class Esync:
         return state
 
     def released(self, workers: Sequence[int], state: State) -> State:
-        """Begin a new round for `workers`: their records wait for the round's first report."""
+        """Begin a new round for `workers`, whose records then wait for the round's first report."""
         for worker in workers:
             if worker in state["records"]:
                 state["records"][worker].update(begun=False, ready=False, local_steps=0)
@@ -240,7 +241,7 @@ def _record_of(worker: int, state: State) -> State:
 
 
 def _parse_smoothing(text: str) -> tuple[str, float]:
-    """Return ("ema", weight of the newest time) or ("max", number of times)."""
+    """Parse a smoothing: return ("ema", weight of the newest time) or ("max", number of times)."""
     if text == "none":
         return "ema", 1.0
     match = re.fullmatch(r"(?:ema:(0?\.\d+|1(?:\.0)?)|max:([1-9]|[12]\d|3[01]))", text)

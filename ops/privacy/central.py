@@ -17,7 +17,7 @@ class Privacy(Policy, Protocol):
 
     @property
     def clip(self) -> float:
-        """Largest L2 norm of a worker's update in a round; 0 means no bound."""
+        """Largest allowed L2 norm of a worker's update in a round; 0 means no bound."""
 
     @property
     def adds_noise(self) -> bool:

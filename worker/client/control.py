@@ -36,9 +36,11 @@ _MAX_PAYLOAD_BYTES = 1 << 16
 #: Longest single wait of a script for its control thread, in seconds. Python handles
 #: operating-system signals only between two waits.
 _WAIT_SECONDS = 0.25
-#: Most passed barriers that a reconnecting script reports to the PS; the newest are reported.
+#: Largest number of passed barriers that a reconnecting script reports to the PS; with more, the
+#: script reports the newest.
 _MOST_PASSED = 10_000
-#: Most evaluations that a reconnecting script reports to the PS; the newest are reported.
+#: Largest number of evaluations that a reconnecting script reports to the PS; with more, the script
+#: reports the newest.
 _MOST_EVALUATIONS = 100
 _LONGEST_MESSAGE = 1000  # most characters of a script's error message that `finish` sends
 #: Time limit of the wait in `close` for the end of the control thread, in seconds.
@@ -85,13 +87,14 @@ class Control:
         num_shards: Number of PS shards in the run.
         run_id: Id of the run, from the training stream; empty accepts any run at the address.
         credentials: Credentials with which this worker connects to shard 0.
-        patience_seconds: Seconds that shard 0 may be unreachable before the control fails.
-        on_end: Called once with (cause, message), in the control thread, when the run ends before
-            this script ends.
-        on_stop: Called with (fit, epochs), in the control thread, when another script ends the fit
-            early for all scripts.
-        on_chief: Called with a worker id, in the control thread, when that worker becomes the
-            chief, whose script writes the files.
+        patience_seconds: Time that shard 0 may be unreachable before waiting calls raise
+            Unreachable, in seconds.
+        on_end: Function that is called once with (cause, message), in the control thread, when the
+            run ends before this script ends.
+        on_stop: Function that is called with (fit, epochs), in the control thread, when another
+            script ends the fit early for all scripts.
+        on_chief: Function that is called with a worker id, in the control thread, when that worker
+            becomes the chief, whose script writes the files.
     """
 
     def __init__(
@@ -315,7 +318,7 @@ class Control:
             return self._meetings[stage]
 
     def pass_by(self, name: str) -> None:
-        """Report arrival at a barrier without waiting, so that the other scripts can pass it."""
+        """Report arrival at a barrier without waiting, so that other workers' scripts can pass."""
         with self._changed:
             self._send(pb.ToServer(barrier=pb.Barrier(name=name)))
 

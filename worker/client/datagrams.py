@@ -142,7 +142,7 @@ class DatagramChannel:
         return self._sealed[1].lost(reception.bitmap)
 
     def _check_losses(self, reception: pb.DatagramOutcome) -> None:
-        """Fall back to the stream after too many consecutive exchanges with a low fill ratio."""
+        """Stop using UDP after too many consecutive exchanges in which many datagrams were lost."""
         if self._sender is None or not reception.announced:
             return
         transport, received = self._transport, reception.arrived + reception.came_late
@@ -200,7 +200,7 @@ class DatagramChannel:
 def open_channel(
     worker: int, router: Router, transport: Transport, connect: Connect
 ) -> DatagramChannel | None:
-    """Return a worker's channel to one shard; None if the router sends no datagrams."""
+    """Return a worker's datagram channel to one shard; None if the router sends no datagrams."""
     if not router.uses_datagrams:
         return None
     return DatagramChannel(worker, router.channels, transport, router.marks_slots, connect)
@@ -320,7 +320,7 @@ class DatagramTotals:
         for shard_counts in by_channel:
             datagrams.append(sum(counts.datagrams for counts in shard_counts))
             num_bytes.append(sum(counts.bytes_on_wire for counts in shard_counts))
-        # The stream (channel 0) sent the bytes that no datagram channel sent.
+        # The stream (channel 0) sent all bytes that the datagram channels did not send.
         num_bytes[0] = max(0, self._bytes_up() - sum(num_bytes))
         unsent = {
             reason: sum(getattr(counts, reason) for row in by_channel for counts in row)

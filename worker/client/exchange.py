@@ -95,7 +95,7 @@ class Exchange:
         )
 
     def join(self) -> list[pb.Welcome]:
-        """Join every shard, shard 0 first: its Welcome assigns this worker's incarnation."""
+        """Join every shard, shard 0 first, because shard 0 assigns this worker's incarnation."""
         first = self.shards[0].connect()
         for shard in self.shards[1:]:
             shard.hello.run_id, shard.hello.incarnation = first.run_id, first.incarnation

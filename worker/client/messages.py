@@ -125,7 +125,7 @@ class PushEncoder:
         return [(message, ()) for message in self.channel.after()] if self.channel else []
 
     def restart(self) -> None:
-        """Reset the coding of positions for a new incarnation of the worker."""
+        """Reset the coding of entries' positions for a new incarnation of the worker."""
         self._chooser = IndexChooser()
 
 

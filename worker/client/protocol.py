@@ -148,7 +148,7 @@ class ShardProtocol:
         has_joined: True if the shard has sent a Welcome to this incarnation.
         is_expelled: True if the shard has ended this worker's membership since the last Welcome.
         halt_cause: Stop reason of the run, from shard 0; empty while the run continues.
-        step: Step of the newest request if that request is a push, 0 if it is a pull.
+        step: Number of the newest push's exchange; 0 if the newest request is a pull.
 
     Args:
         shard: Number of the shard; only shard 0 announces the end of the run.
@@ -221,7 +221,7 @@ class ShardProtocol:
         return actions
 
     def tick(self, now: float) -> list[Action]:
-        """Make the driver rejoin if a quarantine is over at time `now`."""
+        """Make the driver rejoin the shard if this worker's quarantine is over at time `now`."""
         if self.state is not State.QUARANTINED or now < self._quarantined_until:
             return []
         self._move(Trigger.LOST)

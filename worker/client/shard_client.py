@@ -120,7 +120,7 @@ class ShardClient:
         self.welcome = pb.Welcome()
         self._bytes_before = self._received_before = 0
         self._send_seconds_before = 0.0
-        self._turn = threading.Lock()  # held by the thread that may replace the stream
+        self._turn = threading.Lock()  # lock held by the thread that may replace the stream
         self._in_use = False  # True while the training thread waits for a reply or an answer
         self._abandons = False  # True: the training thread must replace the open push by a pull
         self._replied: Replied | None = None
@@ -160,7 +160,7 @@ class ShardClient:
 
     @property
     def is_in_use(self) -> bool:
-        """True while the training thread has a request or a query open at this shard."""
+        """True while the training thread waits for this shard's reply or answer."""
         return self._in_use
 
     @property
