@@ -28,7 +28,7 @@ class TrainingShard:
     labels: NDArray[Any]  # [n, ...] labels in the task's form; [n] int32 for classes
     cursor: Cursor  # order in which the shard's examples 0..n-1 are used
     label_counts: dict[int, int]  # label -> number of the shard's examples, for reports
-    feed: lazy.Feed  # returns the images of a training batch, augmented
+    feed: lazy.Feed  # function that returns the augmented images of a training batch
     num_train: int = 0  # number of examples in the whole training set
 
     @property

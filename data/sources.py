@@ -33,7 +33,7 @@ _PREFIXES = {"train": "train", "test": "t10k"}
 
 @dataclasses.dataclass(frozen=True)
 class RawPart:
-    """Training or test part of a data set as it is stored, without scaling."""
+    """Training or test part of a data set in its stored form, without scaling."""
 
     images: NDArray[Any]  # [N, height, width, channels] uint8; tokens: [N, ...] int32
     labels: NDArray[Any]  # [N] int32; generated data and text: the task's form

@@ -48,9 +48,11 @@ _READERS = 8  # number of threads that read image files
 
 #: Box (a rectangle of an image): top, left, height and width, in pixels.
 Box = tuple[int, int, int, int]
-#: One batch: positions [B] int64, and random numbers [B, WIDTH] float64 or None for middle crops.
+#: Request of one batch: positions [B] int64, and random numbers [B, WIDTH] float64,
+#: or None for middle crops.
 BatchRequest = tuple[NDArray[np.int64], NDArray[np.float64] | None]
-#: One batch: encoded images, box of each image [B, 4] int32, and True for each mirrored image [B].
+#: Files of one batch: encoded images, box of each image [B, 4] int32, and
+#: True for each mirrored image [B].
 _Parts = tuple[list[bytes], NDArray[np.int32], NDArray[np.bool_]]
 
 
@@ -201,7 +203,7 @@ class Decoded(Lazy):
     def _parts(
         self, batches: Iterator[BatchRequest], pending: list[NDArray[np.int64]]
     ) -> Iterator[_Parts]:
-        """Yield the encoded images of each batch, and append the batch's positions to `pending`."""
+        """Yield each batch's encoded images; append the batch's positions to `pending`."""
         with ThreadPoolExecutor(_READERS) as readers:
             for chosen, draws in batches:
                 pending.append(chosen)
@@ -241,7 +243,7 @@ class _Ahead:
     def __init__(self, images: Decoded, cursor: Cursor) -> None:
         self._images, self._cursor = images, cursor
         self._place: int | None = (
-            None  # cursor's place before the next batch of `_stream`; None: unknown
+            None  # cursor's place before the next batch of `_stream`; None if unknown
         )
         self._stream: Iterator[Any] = iter(())
 
@@ -261,7 +263,7 @@ class _Ahead:
 def _batches(
     chosen: NDArray[np.int64], place: int, ahead: Cursor
 ) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Yield this batch and every later batch of a cursor, each with the place before the batch."""
+    """Yield a cursor's batches from ``chosen`` on, each with the place before the batch."""
     while True:
         yield chosen, place
         place, chosen = ahead.place, ahead.next()
@@ -300,7 +302,7 @@ def _cropped(encoded: Any, box: Any, mirrored: Any, size: int) -> Any:
 
     top, left, height, width = tf.unstack(box)
 
-    def of_other() -> Any:  # some images of ImageNet are PNGs with the name of a JPEG
+    def of_other() -> Any:  # some of ImageNet's .JPEG files are PNGs
         image = tf.io.decode_image(encoded, DEPTH, expand_animations=False)
         return image[top : top + height, left : left + width]
 

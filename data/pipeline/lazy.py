@@ -22,7 +22,8 @@ _CHUNK_BYTES = (
     1 << 22
 )  # of float32: small enough that a chunk stays in the CPU's cache between passes
 PADDING = 4  # pixels that crop_flip adds on each side of an image
-#: (positions [B] int64, cursor's place before the batch) -> [B, ...] float32, an array or a tensor.
+#: Function of (positions [B] int64, cursor's place before the batch) that returns the batch's
+#: images: [B, ...] float32, an array or a tensor.
 Feed = Callable[[NDArray[np.int64], int], Any]
 Chosen = NDArray[np.int64] | slice
 #: Scaling -> mean and standard deviation of the red, green and blue values of the training set,
@@ -141,14 +142,14 @@ class Lazy:
 
 
 def subset(images: Any, chosen: NDArray[np.int64]) -> Any:
-    """Return the images at the positions ``chosen`` of an array or of lazy images."""
+    """Return the images at the positions ``chosen`` of an array or a `Lazy`."""
     return images.subset(chosen) if isinstance(images, Lazy) else images[chosen]
 
 
 def feed_of(images: Any, cursor: Cursor) -> Feed:
     """Return a function that computes the training images of a cursor's batches.
 
-    The images are an array or lazy images.
+    The images are an array or a `Lazy` (images that are computed when indexed).
     """
     if isinstance(images, Lazy):
         return images.feed(cursor)
@@ -227,5 +228,5 @@ class Repeated(Lazy):
         return self._images[self._positions[chosen] % len(self._images)]
 
     def subset(self, chosen: NDArray[np.int64]) -> Repeated:
-        """Return the images at the positions ``chosen``; the stored images are shared."""
+        """Return the images at the positions ``chosen``, without a copy of the stored images."""
         return Repeated(self._images, self._positions[chosen])

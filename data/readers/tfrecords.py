@@ -230,7 +230,7 @@ def _is_sound(known: RecordIndex, state: _State) -> bool:
 
 
 def _save(path: Path, state: _State, found: RecordIndex) -> None:
-    """Save the index atomically; do nothing if the folder has no write permission."""
+    """Save the index atomically; only log it if the folder cannot be written."""
     try:
         descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=".npz")
         with os.fdopen(descriptor, "wb") as out:

@@ -28,7 +28,7 @@ _GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write one line per component; return the exit code."""
+    """Write one line with the version of each component; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="thinwire version",
         description="Show the versions of Thinwire and its packages.",
@@ -63,7 +63,7 @@ def _version(name: str) -> str | None:
 
 
 def _tensorflow() -> str:
-    """Return TensorFlow's version, its package, and if TensorFlow was built with CUDA."""
+    """Return a text: TensorFlow's version, package, and if TensorFlow was built with CUDA."""
     packages = [f"{version} ({name})" for name in _TENSORFLOW if (version := _version(name))]
     spec = importlib.util.find_spec("tensorflow")
     if spec is None:

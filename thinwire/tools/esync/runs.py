@@ -66,7 +66,7 @@ class DeviceTotals:
 
     @property
     def ratio_orig(self) -> float:
-        """ESync's computing-time ratio: share of the time outside exchanges, evaluations included."""
+        """ESync's computing-time ratio: share of time outside exchanges, evaluations included."""
         return 1 - self.global_seconds / self.seconds if self.seconds else 0.0
 
     @property
