@@ -10,7 +10,7 @@ IMAGES = (
     "imagenet_synthetic",
     "synthetic",
 )
-#: Names of the data sets of text, for models of tokens.
+#: Names of the data sets of text, for models that predict the next token.
 TEXTS = ("stdlib",)
 DATASETS = (*IMAGES, *TEXTS)
 #: Length of a sequence of a text data set, in tokens.
@@ -23,7 +23,7 @@ PARTITIONS = ("iid", "contiguous", "class", "dirichlet", "file", "positions")
 #: Values of --partition that need the class of each example.
 BY_CLASS = ("class", "dirichlet")
 PARTS = ("train", "test")
-#: Values of --batch: a script's batch size counts for the whole run, or for each worker.
+#: Values of --batch: a script's batch size counts for the whole run, or for each single worker.
 BATCHES = ("global", "worker")
 #: Values of --shard. "auto": the workers of a script split the data that each worker passes to
 #: `fit`. "off": each worker trains on all data that the worker passes to `fit`.

@@ -8,26 +8,26 @@ from __future__ import annotations
 from thinwire.data.choices import AUGMENTATIONS, SCALINGS
 from thinwire.ops.types import ConfigurationError
 
-#: Data set -> its default scaling and augmentation. The default of any other data set is the first
+#: Data set -> its default scaling and augmentation. An unlisted data set has the first
 #: of ``SCALINGS`` and the first of ``AUGMENTATIONS``.
 DEFAULTS = {
     "cifar10": ("cifar10", "crop_flip"),
     "imagenet": ("imagenet", "resized_crop_flip"),
     "imagenet_synthetic": ("imagenet", "none"),
 }
-#: Data set -> its legal augmentations. Any other data set allows the first two ``AUGMENTATIONS``.
+#: Data set -> its legal augmentations. An unlisted data set allows the first two ``AUGMENTATIONS``.
 _TAKES = {"imagenet": ("none", "resized_crop_flip"), "imagenet_synthetic": ("none",)}
-#: Data set -> its defaults of --network and --nb_classes. The task defines the defaults for any
-#: other data set.
+#: Data set -> its defaults of --network and --nb_classes. The task defines the defaults for an
+#: unlisted data set.
 MODELS = {"stdlib": ("decoder", 256)}
-#: Data sets with a top-5 accuracy by default.
+#: Data sets for which evaluations report the top-5 accuracy by default.
 REPORTED_WITH_TOP5 = ("imagenet", "imagenet_synthetic")
 
 
 def default_preprocessing(
     dataset: str, scaling: str | None, augment: str | None
 ) -> tuple[str, str]:
-    """Return the scaling and the augmentation; the data set's default replaces None.
+    """Return the scaling and augmentation to use; None means the data set's default.
 
     >>> default_preprocessing("cifar10", "unit", None)
     ('unit', 'crop_flip')
@@ -37,7 +37,7 @@ def default_preprocessing(
 
 
 def reports_top5(wanted: bool, dataset: str, nb_classes: int | None) -> bool:
-    """Return whether evaluations also report the top-5 accuracy.
+    """Return True if evaluations report the top-5 accuracy in addition to the accuracy.
 
     Args:
         wanted: The value of --top5.
@@ -56,7 +56,7 @@ def reports_top5(wanted: bool, dataset: str, nb_classes: int | None) -> bool:
 
 
 def check_augmentation(dataset: str, augment: str | None) -> None:
-    """Reject an augmentation that a data set does not support.
+    """Raise an error for an augmentation that the data set does not support.
 
     Raises:
         ConfigurationError: The data set does not support the augmentation.

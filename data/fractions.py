@@ -19,11 +19,11 @@ _TOLERANCE = 1.1e-6
 
 
 class _Line(NamedTuple):
-    """One worker's line of the file."""
+    """One worker's line of the data-sharding file."""
 
     start: float
     end: float
-    number: int  # line number in the file, from 1
+    number: int  # line number in the data-sharding file, from 1
 
 
 def read_fractions(path: str | Path, nb_workers: int) -> tuple[tuple[float, float], ...]:
@@ -66,12 +66,12 @@ def read_fractions(path: str | Path, nb_workers: int) -> tuple[tuple[float, floa
 
 
 def ranges(total: int, nb_workers: int, fractions: Fractions | None) -> list[range]:
-    """Return every worker's part of ``range(total)``; rounding leaves no gap and no overlap.
+    """Return each worker's part of the examples ``range(total)``, without gap or overlap.
 
     Args:
         total: Number of training examples.
         nb_workers: Number of workers.
-        fractions: (start, end) of each worker, from ``read_fractions``. None is an error.
+        fractions: (start, end) of each worker's range, from ``read_fractions``. None is an error.
 
     Raises:
         ConfigurationError: The number of fractions is not ``nb_workers``, or a worker would get no
@@ -117,7 +117,7 @@ def _parse(path: str | Path, number: int, text: str) -> _Line:
 
 
 def _check_cover(path: str | Path, lines: Sequence[_Line]) -> None:
-    """Reject overlaps and gaps; the error names the lines on both sides."""
+    """Raise an error, which names two lines, if the ranges of workers overlap or leave a gap."""
     before: _Line | None = None
     for line in sorted(lines):
         reached = before.end if before else 0.0

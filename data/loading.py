@@ -22,13 +22,13 @@ from thinwire.runtime.run.settings import DataChoice, ModelChoice, Run
 
 @dataclasses.dataclass(frozen=True)
 class TrainingShard:
-    """The training examples of one worker."""
+    """Shard of the training set: the examples on which one worker trains."""
 
-    images: NDArray[Any] | lazy.Lazy  # [n, ...], without augmentation
-    labels: NDArray[Any]  # [n, ...] in the task's form; [n] int32 for classes
-    cursor: Cursor  # order of the positions 0..n-1
-    label_counts: dict[int, int]  # label -> number of examples, for reports
-    feed: lazy.Feed  # returns the images of a training batch, augmented
+    images: NDArray[Any] | lazy.Lazy  # [n, ...] model inputs, without augmentation
+    labels: NDArray[Any]  # [n, ...] labels in the task's form; [n] int32 for classes
+    cursor: Cursor  # order in which the shard's examples 0..n-1 are used
+    label_counts: dict[int, int]  # label -> number of the shard's examples, for reports
+    feed: lazy.Feed  # function that returns the augmented images of a training batch
     num_train: int = 0  # number of examples in the whole training set
 
     @property
@@ -37,7 +37,7 @@ class TrainingShard:
         return len(self.labels)
 
     def fork(self) -> TrainingShard:
-        """Return a copy of the shard with its own cursor, at the same position."""
+        """Return a copy of the shard with a separate cursor at the same position."""
         return dataclasses.replace(self, cursor=self.cursor.fork())
 
     def next(self) -> tuple[Any, NDArray[Any]]:
@@ -87,12 +87,12 @@ def load_dataset(
 def num_train(
     data: DataChoice, model: ModelChoice, user_module: ModuleType | None, seed: int
 ) -> int:
-    """Return the number of examples in the training set, which is one epoch of --epochs."""
+    """Return the number of examples in the training set, which make up one epoch."""
     return len(load_dataset(data, model, user_module, seed, parts=("train",)).train_labels)
 
 
 def load_shard(run: Run, user_module: ModuleType | None, id_worker: int) -> TrainingShard:
-    """Load the training set and select one worker's shard.
+    """Load the training set and select the examples of one worker (the worker's shard).
 
     Raises:
         ConfigurationError: Files are missing or damaged, or ``take_shard`` rejects the settings.
@@ -114,7 +114,7 @@ def take_shard(run: Run, whole: registry.Dataset, id_worker: int, nb_workers: in
 
 
 def take_shards(run: Run, whole: registry.Dataset) -> list[TrainingShard]:
-    """Return the shards of all workers; one split serves simulations of thousands of workers."""
+    """Return the shards of all workers; the training set is split only once."""
     rule = split_rule(run, run.nb_workers)
     shards = partition.split(whole.classes, rule, whole.train_file_offsets)
     return [
@@ -126,7 +126,7 @@ def take_shards(run: Run, whole: registry.Dataset) -> list[TrainingShard]:
 def _pick(
     run: Run, whole: registry.Dataset, mine: NDArray[np.int64], id_worker: int
 ) -> TrainingShard:
-    """Return the shard of the examples at the given positions, with a cursor at the start."""
+    """Return a shard with the examples at given positions, and a cursor at the start."""
     if not run.data.whole_epochs:
         check_batch_size(run.batch_size, len(mine), run.data.partition)
     cursor = Cursor(
@@ -159,7 +159,7 @@ def _shard(
 
 
 def split_rule(run: Run, nb_workers: int) -> partition.PartitionRule:
-    """Return the rule by which a run splits its training set among ``nb_workers`` workers."""
+    """Return the rule by which a run splits the training set among ``nb_workers`` workers."""
     path, alpha = run.data.sharding_file, run.data.dirichlet_alpha
     return partition.PartitionRule(
         partition=run.data.partition,

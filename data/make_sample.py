@@ -1,7 +1,7 @@
 """Makes ``data/fashion_mnist_sample``: a small random sample of Fashion-MNIST, balanced by class.
 
 Run ``python -m thinwire.data.make_sample SOURCE_DIR [OUT_DIR]``; SOURCE_DIR holds the four files of
-the full data set. The same source, seed and zlib version give the same bytes.
+the full data set. The same source files, seed and zlib version give a byte-identical sample.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HERE = Path(__file__).resolve().parent
 
 
 def draw_balanced(labels: NDArray[np.uint8], count: int, seed: int) -> NDArray[np.int64]:
-    """Return the positions of ``count`` examples, balanced by class, in random order.
+    """Return the positions of ``count`` random examples, equally many of each class.
 
     Args:
         labels: [N] uint8 class of each example.
@@ -56,7 +56,7 @@ def make_sample(source: Path, out: Path) -> None:
 
 
 def main() -> None:
-    """Parse the command line and write the sample."""
+    """Parse the command line and write the sample of Fashion-MNIST."""
     parser = argparse.ArgumentParser(description="Make the shipped sample of Fashion-MNIST.")
     parser.add_argument("source", type=Path, help="folder with the four full files")
     parser.add_argument("out", type=Path, nargs="?", default=_HERE / "fashion_mnist_sample")

@@ -23,15 +23,16 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.files import read_bounded
 
 Shards = list[NDArray[np.int64]]
-#: Default concentration of "dirichlet": strong label skew, but few workers with too few examples.
+#: Default concentration (alpha) of the partition "dirichlet": strong label skew, but few
+#: workers with too few examples.
 DIRICHLET_ALPHA = 0.5
 #: Largest number of distinct labels for which `label_counts` returns counts.
 MOST_LABELS = 200
 #: Size limit of a file of positions, in bytes. The positions of 10 million examples fit.
 _MOST_FILE_BYTES = 1 << 27
-#: Number of Dirichlet draws before `_fill_up` enlarges the shards that are too small.
+#: Number of Dirichlet draws before `_fill_up` moves examples to workers with too few.
 _MOST_DRAWS = 20
-#: Added to the seed, so that "dirichlet" and "iid" draw different random numbers.
+#: Number added to the seed, so that "dirichlet" and "iid" draw different random numbers.
 _STREAM = 2
 
 
@@ -50,7 +51,7 @@ def split_dirichlet(
         labels: [N] class of each training example; must be equal on every worker.
         nb_workers: Number of workers.
         alpha: Concentration of the Dirichlet distribution, above 0.
-        smallest: Least number of examples of a worker: one mini-batch.
+        smallest: Least number of examples that a worker may have: one mini-batch.
         seed: Seed of the draws and shuffles; must be equal on every worker.
 
     Returns:
@@ -113,7 +114,7 @@ def _draw_table(
 
 
 def _fill_up(table: NDArray[np.int64], smallest: int) -> None:
-    """Move examples from the largest shards to the shards below ``smallest``; changes ``table``."""
+    """Move examples in ``table`` from large shards to shards with less than ``smallest``."""
     totals = table.sum(axis=0)
     for worker in np.flatnonzero(totals < smallest):
         while totals[worker] < smallest:
@@ -130,7 +131,7 @@ def _fill_up(table: NDArray[np.int64], smallest: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class PartitionRule:
-    """The rule of a split; must be equal on every worker of a run.
+    """Rule that splits the training set; must be equal on every worker of a run.
 
     Args:
         partition: A name of ``data.PARTITIONS``:
@@ -144,7 +145,7 @@ class PartitionRule:
         seed: Seed of the shuffle and the Dirichlet draws.
         fractions: (start, end) of each worker, from ``read_fractions``; only for "file".
         dirichlet_alpha: Concentration of the Dirichlet distribution; only for "dirichlet".
-        batch_size: Least number of examples of a worker; only for "dirichlet".
+        batch_size: Least number of examples that a worker may have; only for "dirichlet".
         positions: Positions of each worker's examples, from ``read_positions``; only for
             "positions".
     """
@@ -209,12 +210,12 @@ def write_positions(path: str | Path, shards: Shards) -> None:
 def split(
     labels: NDArray[Any], rule: PartitionRule, file_offsets: NDArray[np.int64] | None = None
 ) -> Shards:
-    """Return the positions of every worker's examples.
+    """Return the positions in the training set of every worker's examples.
 
     Args:
         labels: [N] class of each training example; must be equal on every worker. Without classes,
             labels of any form [N, ...]; only N is used.
-        rule: The rule of the split.
+        rule: The rule that splits the examples among the workers.
         file_offsets: [files + 1] int64, first example of each file, then N. If given, "contiguous"
             splits at the borders of files.
 
@@ -251,7 +252,7 @@ def shard(
     rule: PartitionRule,
     file_offsets: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int64]:
-    """Return the positions of one worker's examples: [n] int64.
+    """Return the positions in the training set of one worker's examples: [n] int64.
 
     See `split` for the arguments and the errors.
     """
@@ -262,9 +263,9 @@ def shard(
 def equal_range(
     total: int, nb_workers: int, id_worker: int, what: str, owners: str = "workers"
 ) -> range:
-    """Return one owner's range of ``range(total)``.
+    """Return the range of items that one owner gets if ``range(total)`` is split evenly.
 
-    The first ``total mod nb_workers`` owners get one item more.
+    The first ``total mod nb_workers`` owners get one item more than the later owners.
 
     Args:
         total: Number of items.
@@ -316,7 +317,7 @@ def label_counts(labels: NDArray[Any]) -> dict[int, int]:
 
 
 def _cut_equally(order: NDArray[Any], nb_workers: int) -> Shards:
-    """Cut an order of all examples into one contiguous part per worker."""
+    """Cut a sequence of all examples into one contiguous part per worker."""
     owned = [
         equal_range(len(order), nb_workers, worker + 1, "training examples")
         for worker in range(nb_workers)
@@ -341,7 +342,7 @@ def _contiguous(
         ]
         return [np.arange(file_offsets[run.start], file_offsets[run.stop]) for run in files]
     # The blocks equal the blocks of ESync's code, which never uses the last N mod n examples (the
-    # tail). Each of the first workers gets one example of the tail.
+    # tail). Each of the first N mod n workers gets one example of the tail.
     block, num_tail = divmod(len(labels), rule.nb_workers)
     tail = len(labels) - num_tail
     return [
@@ -392,7 +393,7 @@ def _positions(
     return rule.positions
 
 
-#: Name of a partition -> (labels, rule, file_offsets) -> shards.
+#: Name of a partition -> function (labels, rule, file_offsets) that returns the workers' shards.
 SPLITS: Mapping[str, Callable[[NDArray[Any], PartitionRule, NDArray[np.int64] | None], Shards]] = {
     "iid": _iid,
     "contiguous": _contiguous,

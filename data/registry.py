@@ -49,7 +49,7 @@ class DatasetRequest:
 
 @dataclasses.dataclass(frozen=True)
 class DatasetPart:
-    """One part of a data set, scaled for training or evaluation."""
+    """Training or test part of a data set, scaled for training or evaluation."""
 
     images: NDArray[Any] | Lazy  # [N, ...], mostly [N, height, width, channels] float32
     labels: NDArray[Any]  # [N, ...] in the task's form, [N] int32 for classes
@@ -61,15 +61,16 @@ class DatasetPart:
 class Dataset:
     """Training and test examples; a part that was not requested has no examples.
 
-    Labels of classification are [N] int32 classes; the labels of another task have its form.
+    Labels of classification are [N] int32 classes; labels of another task have
+    the form that the task defines.
     """
 
     train_images: NDArray[Any] | Lazy  # [N, ...], mostly [N, height, width, channels] float32
     train_labels: NDArray[Any]  # [N, ...], the targets of the loss
-    test_images: NDArray[Any] | Lazy  # [M, ...]
-    test_labels: NDArray[Any]  # [M, ...]
+    test_images: NDArray[Any] | Lazy  # [M, ...] inputs, in the form of train_images
+    test_labels: NDArray[Any]  # [M, ...] labels, in the form of train_labels
     train_file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64; None: unknown files
-    train_classes: NDArray[np.int32] | None = None  # [N] int32, only for an autoencoder
+    train_classes: NDArray[np.int32] | None = None  # [N] int32; None except for autoencoders
 
     @property
     def classes(self) -> NDArray[Any]:
@@ -184,7 +185,7 @@ def load(
 
 
 def _in_memory(wanted: DatasetRequest, part: str) -> DatasetPart:
-    """Return one part, scaled; training images with augmentation stay uint8 until each batch."""
+    """Return one scaled part; images to be augmented stay uint8 until a batch needs them."""
     raw = load_raw(
         wanted.name,
         wanted.data_dir,
@@ -221,7 +222,7 @@ def load_raw(
     seed: int = 0,
     task: Task = TASKS[CLASSIFICATION],
 ) -> sources.RawPart:
-    """Load one part as stored: uint8 images need a quarter of the memory of scaled images.
+    """Load one part without scaling: uint8 images need a quarter of scaled images' memory.
 
     See `load` for the arguments and the errors; ``part`` is "train" or "test".
     """
@@ -330,7 +331,7 @@ def _check_classes(name: str, raw: sources.RawPart, nb_classes: int) -> None:
 def _check_user_part(
     where: str, part: str, images: Any, labels: Any, task: Task
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Check one part of the user's data and return inputs and labels in the task's form."""
+    """Check the user's training or test data; return inputs and labels in the task's form."""
     problem = f"load_data() of {where} returned x_{part} and y_{part} that cannot be used: "
     try:
         examples = np.asarray(images)

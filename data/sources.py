@@ -33,7 +33,7 @@ _PREFIXES = {"train": "train", "test": "t10k"}
 
 @dataclasses.dataclass(frozen=True)
 class RawPart:
-    """One part of a data set as stored, without scaling."""
+    """Training or test part of a data set in its stored form, without scaling."""
 
     images: NDArray[Any]  # [N, height, width, channels] uint8; tokens: [N, ...] int32
     labels: NDArray[Any]  # [N] int32; generated data and text: the task's form
@@ -42,7 +42,7 @@ class RawPart:
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """Possible locations of one data set."""
+    """Places at which the files of one data set may be found."""
 
     folders: tuple[Path, ...] = ()  # folders of installed IDX files
     cache: str | None = None  # folder of IDX files, or .npz, in datasets/ of the Keras cache
@@ -63,7 +63,7 @@ _SOURCES = {
 
 
 def find(name: str, part: str, data_dir: str | None, image_size: int, image_depth: int) -> RawPart:
-    """Return one part of a stored data set.
+    """Return the training or test part of a stored data set.
 
     Args:
         name: fashion_mnist_sample, fashion_mnist, mnist or cifar10.
@@ -108,14 +108,14 @@ def _from_data_dir(folder: Path, part: str, image_size: int, image_depth: int) -
 
 
 def _names(part: str, kind: str) -> list[str]:
-    """Return the possible names of an IDX file; the most common name is first."""
+    """Return the possible file names of an IDX file, the most common name first."""
     ending = "idx3-ubyte" if kind == "images" else "idx1-ubyte"
     stems = [f"{_PREFIXES[part]}-{kind}{mark}{ending}" for mark in ("-", ".")]
     return [stem + suffix for stem in stems for suffix in (".gz", "")]
 
 
 def _from_folder(folder: Path, part: str) -> RawPart | None:
-    """Return the part from its two IDX files in a folder, or None if neither file exists."""
+    """Return a part from its images and labels files; None if the folder has neither file."""
     paths = []
     for kind in ("images", "labels"):
         candidates = [folder / name for name in _names(part, kind)]
@@ -140,7 +140,7 @@ def _cache() -> Path:
 
 
 def _cifar10(part: str, data_dir: str | None) -> RawPart:
-    """Read CIFAR-10 from --data_dir, or from the Keras cache after a download if necessary."""
+    """Read CIFAR-10 from --data_dir or the Keras cache; download missing files to the cache."""
     cache = _cache()
     place = Path(data_dir) if data_dir else cache
     if (arrays := cifar10.find(place, part)) is not None:
@@ -227,7 +227,7 @@ def _download(name: str, source: _Source, folder: Path, files: list[str]) -> Non
 
 
 def _fetch(address: str, target: Path, check: Callable[[Path], None] | None = None) -> None:
-    """Download one file to ``target``.
+    """Download one file of a data set to the path ``target``.
 
     The download goes to a temporary file, which replaces ``target`` only after the size and
     ``check`` are correct: another process never reads a partial or damaged file.

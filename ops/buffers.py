@@ -74,7 +74,7 @@ def buffer(num_bytes: int) -> NDArray[Any]:
 
 
 def copied(values: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy of an array [n] in a buffer of the pool."""
+    """Return a copy of an array [n] whose memory is a buffer of this module's pool."""
     copy = buffer(values.nbytes).view(values.dtype)
     np.copyto(copy, values)
     return copy

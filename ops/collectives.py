@@ -153,7 +153,7 @@ class CollectivePart:
 
 
 class Reduction:
-    """One member's state in one sum: lists the parts to send, and merges the received parts."""
+    """One member's state in one sum. It lists the parts to send, and merges received parts."""
 
     def __init__(self, steps: Sequence[Step], buffer: Float32) -> None:
         """Start the sum at the first of the given steps.
@@ -229,7 +229,7 @@ def _halve(place: int, length: int, first: int, entries: Range) -> list[Step]:
 
 
 def _double(place: int, length: int, first: int, entries: Range) -> list[Step]:
-    """Return the steps of an all-gather in a block: the steps of `_halve` in reverse order."""
+    """Return an all-gather's steps in a block of members: those of `_halve` reversed."""
     steps: list[Step] = []
     distance = length // 2
     while distance:

@@ -33,7 +33,8 @@ class StoredCopy(Protocol):
         """Return a copy of the stored values from `part.start` to `part.stop`."""
 
 
-#: Function that returns the current content of an array: a copy, or a `FrozenArray`.
+#: Function that returns the current content of an array, as a copy or as a `FrozenArray`
+#: (snapshot).
 Keep = Callable[["NDArray[Any]"], Any]
 #: Function that copies an array [n] into memory or into a `StoredCopy`.
 Copy = Callable[["NDArray[Any]"], "NDArray[Any] | StoredCopy"]
@@ -54,7 +55,7 @@ def copied(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def unguarded(array: NDArray[Any], indices: Int64 | None) -> None:
-    """Do nothing: a `BeforeChange` for arrays without snapshots."""
+    """Do nothing: the function to call before changes of arrays that have no snapshots."""
 
 
 _Readers = list["weakref.ref[FrozenArray]"]
@@ -64,9 +65,9 @@ class FrozenArray:
     """Snapshot of an array: the content that the array had when it was frozen.
 
     Attributes:
-        dtype: Data type of the array.
-        shape: Shape of the array.
-        nbytes: Size of the array, in bytes.
+        dtype: Data type of the snapshot's array.
+        shape: Shape of the snapshot's array.
+        nbytes: Size of the snapshot's whole content, in bytes.
         first: Position of the first entry that `pieces` has not yielded yet. The freezer need not
             save entries before this position.
     """
@@ -140,8 +141,9 @@ class FrozenArray:
         return len(self._aside) >= _MOST_ASIDES or self._aside_bytes > self.nbytes // 2
 
     def _copy(self, start: int, stop: int) -> NDArray[Any]:
-        # First copy, then look for saved values. In the opposite order the owner could save and
-        # change an entry between the two, and the piece would hold the new value.
+        # First copy the piece, then look for saved values. In the opposite order, the owner could
+        # save and change an entry between the look-up and the copy, and the piece would hold the
+        # new value.
         piece = self._array.reshape(-1)[start:stop].copy()
         # `list` takes a snapshot, because the owner's thread may append meanwhile. The oldest saved
         # change is written last: it holds the value at the freeze, and newer saved changes hold

@@ -70,7 +70,7 @@ class OptimizerOffer:
             (`exclude_from_weight_decay`).
         clock: Count at which the optimizer's schedule is read: "batches" for the script's batches
             that the run has consumed, "steps" for the optimizer's steps.
-        by_adamw: Paths of the variables that a Muon optimizer steps with AdamW's rule.
+        by_adamw: Paths of the variables that the optimizer, if it is Muon, steps with AdamW's rule.
         iterations: Number of steps that the optimizer took before the phase (the time in which the
             run trains this model).
         paths: Paths of the variables that the optimizer steps. Empty if the only optimizer steps
@@ -113,7 +113,7 @@ class Offer:
         statistics: Number of values of moving statistics that shard 0 averages over the workers.
         optimizers: Optimizers with which the PS steps. Each variable belongs to exactly one
             optimizer. Empty if workers step and send changes of weights.
-        constraints: Variable's path -> constraint of the variable.
+        constraints: Variable's path -> Keras constraint that the PS applies to the variable.
         unused: Paths of shared variables without a gradient. No optimizer steps or decays these
             variables.
         loss_scale: Initial state of the dynamic loss scale. None if the script does not scale
@@ -128,7 +128,8 @@ class Offer:
             that they have received.
         script_optimizer: Names of the script's compiled optimizers, by which the PS compares the
             workers' scripts.
-        succession: Number of times that the script replaced its model by another model.
+        succession: Number of times that the script replaced the model that it trains by a new
+            model.
     """
 
     spec: ModelSpec
@@ -224,7 +225,7 @@ def read_offer(document: str | bytes, max_model_bytes: int) -> Offer:
     The function builds no Keras object, and allocates no memory for the model.
 
     Args:
-        document: JSON text in the format of `Offer.to_json`.
+        document: JSON text of the offer, in the format of `Offer.to_json`.
         max_model_bytes: Largest size of all shared variables as float32, in bytes.
 
     Raises:
@@ -302,7 +303,7 @@ def _optimizer(row: Any) -> OptimizerOffer:
 
 
 def _check_groups(optimizers: Sequence[OptimizerOffer], paths: Collection[str]) -> None:
-    """Raise ValueError unless each variable is stepped by exactly one optimizer."""
+    """Raise ValueError if not exactly one optimizer steps each variable."""
     stepped = [path for optimizer in optimizers for path in optimizer.paths]
     if len(optimizers) == 1 and not stepped:
         return

@@ -1,4 +1,4 @@
-"""Escaping of text from other machines, for logs, documents and messages."""
+"""Escaping of text from other machines before it enters logs, documents or messages."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Kind(enum.Enum):
     """Meaning of the values in an update or a packet."""
 
     GRADIENT = "gradient"  # mean gradient of a mini-batch, without the learning rate
-    DELTA = "delta"  # change of weights, with the learning rate applied
+    DELTA = "delta"  # change of weights, in which the learning rate is applied already
     VALUES = "values"  # weights after a round that the workers summed themselves, or no values
 
 
@@ -61,7 +61,7 @@ class ModelSpec:
 
     @property
     def num_parameters(self) -> int:
-        """Number of entries of all tensors together."""
+        """Number of entries of all the model's tensors together."""
         return self.offsets[-1]
 
     @functools.cached_property
@@ -134,7 +134,7 @@ class ChunkedValues(CodedValues):
     scales: Float32  # [c, scales of a chunk] float32, exact in bfloat16, not negative
     edges: Int64  # [c + 1] chunk i has the values data[edges[i] : edges[i + 1]], at least one
     chunk: int  # number of entries of a full chunk, at least 1
-    first: int = 0  # position of the block's first entry in its chunk
+    first: int = 0  # position of the block's first entry within its chunk
 
     @property
     def num_bytes(self) -> int:
@@ -199,7 +199,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Packet:
-    """Coded update of one step: at most one block per tensor, in tensor order."""
+    """Coded update of one worker's step: at most one block per tensor, in tensor order."""
 
     blocks: tuple[Block, ...]
     kind: Kind
@@ -237,13 +237,14 @@ class Link:
     only, because all datagrams go up.
     """
 
-    mbps: float = 0.0  # rate in megabit per second
-    delay_ms: float = 0.0  # one-way delay in milliseconds
+    mbps: float = 0.0  # rate of the link in megabit per second; 0: no limit
+    delay_ms: float = 0.0  # one-way delay of the link in milliseconds
     loss: float = 0.0  # probability that a 1,448-byte segment, or a datagram, is lost
-    queue_kb: float = 0.0  # queue for datagrams and background in each class, in 1,000 bytes
+    queue_kb: float = 0.0  # size of each class's queue for datagrams and background, in 1,000 bytes
     reorder: float = 0.0  # probability that a datagram arrives behind later datagrams
     duplicate: float = 0.0  # probability that a datagram arrives twice
-    background_mbps: float = 0.0  # rate of other traffic on the uplink, in megabit per second
+    # Rate of emulated background traffic on the uplink, in megabit per second.
+    background_mbps: float = 0.0
     background_class: int = BEST_EFFORT  # class of service of the background traffic
 
     @property
@@ -266,13 +267,14 @@ class LowRankBlock(Block):
     ``values`` hold the left matrix [rows * rank], row by row. ``indices`` is None.
     """
 
-    right: CodedValues  # [columns * rank] right matrix, row by row; same dtype as `values`
+    # [columns * rank] right matrix, row by row; its dtype is the dtype of `values`.
+    right: CodedValues
     rank: int  # rank of the product, at least 1
     first: int  # column of the block's first entry in its row, below `columns`
 
     @property
     def columns(self) -> int:
-        """Number of columns of the product."""
+        """Number of columns of the matrix product."""
         return self.right.data.size // self.rank
 
 
@@ -285,7 +287,7 @@ class RangedBlock(Block):
     the entries of the whole slot.
     """
 
-    block_entries: int  # entries of a range, at least 1; the last range may have fewer
+    block_entries: int  # number of entries of a range, at least 1; the last range may have fewer
     present: NDArray[np.bool_]  # [ceil(size / block_entries)] True for each present range
 
 
@@ -295,7 +297,7 @@ OWN: Mapping[str, bool] = {"own": True}
 
 
 class Policy(Protocol):
-    """A frozen dataclass that has only hyper-parameters as fields."""
+    """Interface of all policies: a frozen dataclass whose fields are hyper-parameters."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 

@@ -23,7 +23,7 @@ _RATE_WINDOW = 20  # number of statuses that the rate for the ETA is computed fr
 _MOST_WORKERS_SHOWN = 32
 #: A metric is shown in scientific notation if its absolute value is outside these bounds.
 _LEAST_PLAIN, _LARGEST_PLAIN = 1e-3, 1e4
-_MOST_METRICS_SHOWN = 4  # in addition to the loss
+_MOST_METRICS_SHOWN = 4  # limit of the metrics in a progress line, without the loss
 _COLUMNS = ("id", "state", "clock", "lag", "steps/s", "loss", "up", "down", "waited")
 _DATAGRAM_COLUMNS = ("fresh", "fill")
 _STATE_STYLES = {
@@ -38,10 +38,10 @@ _STATE_STYLES = {
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Status of a run at one moment, with the values that the display derives from it.
+    """Status of a run at one moment, with the values that the display derives from the status.
 
-    ``evaluation`` is the newest evaluation, None before the first. ``updates_per_second`` is the
-    recent rate, None if it is unknown.
+    ``evaluation`` is the newest evaluation of the model, None before the first evaluation.
+    ``updates_per_second`` is the recent rate of updates, None if the rate is unknown.
     """
 
     status: RunStatus
@@ -50,20 +50,20 @@ class Progress:
 
     @property
     def eta_seconds(self) -> float | None:
-        """Seconds until ``iter_max`` at the recent rate; None if limit or rate is unknown."""
+        """Seconds until update ``iter_max`` at the recent rate; None if either is unknown."""
         if not self.status.iter_max or not self.updates_per_second:
             return None
         return max(0, self.status.iter_max - self.status.version) / self.updates_per_second
 
 
 class RateMeter:
-    """Computes the updates per second over the last statuses."""
+    """Computes a run's updates per second over the last statuses."""
 
     def __init__(self) -> None:
         self._seen: collections.deque[tuple[float, int]] = collections.deque(maxlen=_RATE_WINDOW)
 
     def rate(self, status: RunStatus) -> float | None:
-        """Record a status; return the recent updates per second, None while no time has passed."""
+        """Record a status; return the recent updates per second, None at second 0 of the run."""
         now = (status.seconds, status.version)
         if self._seen and (now[1] < self._seen[-1][1] or now[0] < self._seen[-1][0]):
             # The PS restarted from an older snapshot. A rate across the restart would be negative.
@@ -77,7 +77,7 @@ class RateMeter:
 
 
 def format_duration(seconds: float) -> str:
-    """Return ``1:02:03``, ``2:03`` or ``3s``."""
+    """Return a duration in seconds as text: ``1:02:03``, ``2:03`` or ``3s``."""
     whole = int(seconds + 0.5)
     hours, minutes, remainder = whole // 3600, whole // 60 % 60, whole % 60
     if hours:
@@ -133,7 +133,7 @@ def plain_line(progress: Progress) -> str:
 
 
 def worker_rows(status: RunStatus) -> list[tuple[str, ...]]:
-    """Return the rows of the workers' table: id, state, clock, lag, rate, loss, up, down, wait.
+    """Return one row per worker: id, state, clock, lag, rate, loss, up, down, wait.
 
     If the run sends datagrams, each row also has the worker's fresh ratio and fill ratio.
     """
@@ -149,7 +149,7 @@ def worker_rows(status: RunStatus) -> list[tuple[str, ...]]:
 
 
 def worker_table(status: RunStatus) -> list[str]:
-    """Return the workers' table as plain lines, header first; empty if there are no workers."""
+    """Return the workers' table as plain lines, header first; no lines if no worker is known."""
     rows = worker_rows(status)
     if not rows:
         return []
@@ -208,8 +208,8 @@ class Dashboard:
         self.live = _can_draw() if live is None else live
         """True if a live table on a terminal shows every status."""
         self._console = console
-        self._picture: Any = None  # rich.live.Live, between the first status and close
-        self._log_level = 0  # the log handler's level before the live table started
+        self._picture: Any = None  # the rich.live.Live table; None before the first status
+        self._log_level = 0  # log handler's level that close() restores
         self._meter = RateMeter()
 
     def _start(self) -> Any:
@@ -225,7 +225,7 @@ class Dashboard:
         return picture
 
     def update(self, status: RunStatus, evaluation: Evaluation | None = None) -> None:
-        """Show this status and the newest evaluation."""
+        """Show a status of the run and the newest evaluation; None before the first evaluation."""
         progress = Progress(status, evaluation, self._meter.rate(status))
         if not self.live:
             self._write(plain_line(progress))
@@ -235,7 +235,7 @@ class Dashboard:
         self._picture.update(render(progress), refresh=True)
 
     def close(self) -> None:
-        """Stop the live table, leaving its last content on the terminal; may be called twice."""
+        """Stop the live table; its last content stays on the terminal. May be called twice."""
         if self._picture is not None:
             self._picture.stop()
             self._picture = None
@@ -256,7 +256,7 @@ def _can_draw() -> bool:
 
 
 def _times(progress: Progress) -> str:
-    """Return the elapsed time, with the stop reason after the end and the ETA before it."""
+    """Return the elapsed time, and the ETA of a running run or the stop reason of an ended run."""
     elapsed = format_duration(progress.status.seconds)
     eta = progress.eta_seconds
     if progress.status.stop_reason is not None:
@@ -294,7 +294,7 @@ def _worker_row(worker: WorkerMetrics) -> tuple[str, ...]:
 
 
 def _refused(status: RunStatus) -> list[str]:
-    """Return one line that counts rejected updates and quarantines; empty list without any."""
+    """Return one line that counts rejected updates and quarantines; no line if all are 0."""
     block = status.policies.get("guards", {})
     counts = [
         f"{sum(by.values())} {reason} of worker {', '.join(sorted(by, key=int))}"
@@ -315,7 +315,7 @@ def _ratio(value: Any) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """Return 0.12, 1.23, 12.3 or 123."""
+    """Return a number with about three digits: 0.12, 1.23, 12.3 or 123."""
     if value < 9.995:
         return f"{value:.2f}"
     return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"

@@ -1,4 +1,4 @@
-"""Streams of the evaluator: evaluation requests from shard 0, and the model from every shard."""
+"""The evaluator's streams: evaluation requests from shard 0, and weights from every shard."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _MOST_BYTES = 1 << 16
 
 
 class EvaluationRequests:
-    """Evaluations that shard 0 requests.
+    """Client that receives shard 0's evaluation requests and sends the evaluations.
 
-    A thread reads the stream and reconnects when shard 0 restarts.
+    A thread reads the stream from shard 0 and reconnects when shard 0 restarts.
 
     Args:
         run: Settings of the run.
@@ -48,7 +48,7 @@ class EvaluationRequests:
         self._session: ClientSession | None = None
         self._fits: dict[int, pb.FitBegun] = {}
         self._histories: dict[int, str] = {}
-        self._of_scripts: set[int] = set()  # fits that a worker's script evaluates
+        self._of_scripts: set[int] = set()  # numbers of the fits that a worker's script evaluates
         self._open: dict[
             tuple[int, int], None
         ] = {}  # unanswered requests: (fit, epoch) in order of arrival
@@ -101,7 +101,7 @@ class EvaluationRequests:
         return number in self._of_scripts or (fit is not None and fit.by_script)
 
     def history(self, number: int) -> str | None:
-        """Return the Keras history of a fit as JSON, maybe empty; None before the fit ends."""
+        """Return a fit's Keras history as JSON, maybe an empty text; None before the fit ends."""
         return self._histories.get(number)
 
     def take(self, newest: int) -> tuple[int, int] | None:
@@ -116,11 +116,11 @@ class EvaluationRequests:
 
     @property
     def num_news(self) -> int:
-        """Number of messages received, without status reports and Waiting messages."""
+        """Number of messages received from shard 0, not counting status reports and Waiting."""
         return self._num_news
 
     def wait(self, seconds: float, num_news: int) -> None:
-        """Wait until a message arrives or the time limit has passed.
+        """Wait until a message from shard 0 arrives or the time limit has passed.
 
         Args:
             seconds: Time limit, in seconds.
@@ -149,7 +149,7 @@ class EvaluationRequests:
                 self._session.send_control(pb.ToServer(evaluated=evaluated))
 
     def close(self) -> None:
-        """Send the pending messages, leave the run and end the stream."""
+        """Send the pending messages, leave the run and end the stream to shard 0."""
         self._closing.set()
         with self._changed:
             session = self._session
@@ -220,7 +220,8 @@ class CentralModel:
         spec: Specification of the shared variables.
         layouts: Layout of every shard, in order.
         num_statistics: Number of values in the moving statistics that shard 0 averages.
-        phase: Phase of the script's model; the shards reject a client of another phase.
+        phase: Number of the script's model in the run; the shards reject a client with a
+            different number.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Exact metrics of the central model over the whole test set.
 
-`ModelFetcher` fetches the whole model from all shards. `Evaluator` computes the metrics of the
-model's task.
+`ModelFetcher` fetches the whole model from all shards. `Evaluator` computes the metrics that
+the model's task defines, for example accuracy.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _MEMORY_BYTES = 256 * 2**20
 #: Batch size if the output shapes of the model's layers are unknown.
 _UNKNOWN_MODEL_BATCH = 1024
-#: Time limit for repeated pulls of shards that apply updates in rounds. A pull in the middle of a
-#: round returns shards at different versions.
+#: Time limit, in seconds, for repeated pulls of shards that apply updates in rounds. A pull in the
+#: middle of a round returns parts of the model that have different versions.
 _SAME_VERSION_SECONDS = 2.0
 
 Weights = Sequence[Any] | Callable[[], None]
@@ -89,7 +89,7 @@ class Evaluator:
         self._run_batch = self._compile()
 
     def evaluate(self, weights: Weights) -> dict[str, float]:
-        """Set the weights and return the metrics over all examples; the loss is the last entry.
+        """Set the model's weights; return its metrics on all test examples, the loss last.
 
         Args:
             weights: One array per variable, or a function that assigns the weights.
@@ -121,7 +121,7 @@ class Evaluator:
         return range(0, len(self._images), self.batch_size)
 
     def _batches(self) -> Iterator[tuple[Any, np.ndarray]]:
-        """Yield full batches; the last one wraps around, so that all batches have one shape."""
+        """Yield batches of one shape; the last batch is filled up with the first examples."""
         total = len(self._images)
         chosen = [np.arange(start, start + self.batch_size) % total for start in self._starts()]
         if isinstance(self._images, Lazy):
@@ -130,14 +130,14 @@ class Evaluator:
             )
             return
         for batch in chosen:
-            # A slice needs no copy, but it cannot wrap around to the first example.
+            # A slice of the labels needs no copy, but cannot wrap around to the first example.
             whole = slice(batch[0], batch[-1] + 1) if batch[0] <= batch[-1] else batch
             yield self._images[whole], self._labels[whole]
 
     def _compile(self) -> Any:
-        """Return a function of (images, labels, number of valid examples).
+        """Return the evaluation step, a function of (images, labels, number of valid examples).
 
-        The function returns the float64 sums of every metric group by name, and the mean loss.
+        The step returns the float64 sums of every metric group by name, and the mean loss.
         """
         import tensorflow as tf
 
@@ -176,19 +176,19 @@ def _batch_that_fits(model: Any) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ModelView:
-    """The whole model, pulled from all shards."""
+    """The weights and moving statistics of the whole model, pulled from all shards."""
 
-    weights: Float32  # [num_parameters] float32
+    weights: Float32  # [num_parameters] float32 weights of the whole model
     statistics: Float32 | None  # [m] moving statistics; None if shard 0 does not average them
     versions: list[int]  # version of each shard, in applied updates
 
 
 class ModelFetcher:
-    """Fetches the model from the shards.
+    """Fetches the central model from the shards of the parameter server.
 
     Args:
         spec: Specification of the whole model.
-        layouts: Layout of every shard, in order.
+        layouts: Layout (the parameters that a shard stores) of every shard, in order.
         num_statistics: Number of values in the moving statistics.
         in_step: True if the shards apply updates in rounds, so that all can have one version.
     """
@@ -200,13 +200,13 @@ class ModelFetcher:
         self._num_statistics, self._in_step = num_statistics, in_step
 
     def fetch(self, shards: Sequence[ShardStream]) -> ModelView | None:
-        """Pull the model from all shards; return None if a shard does not answer.
+        """Pull the central model from all shards; return None if a shard does not answer.
 
         If the shards apply updates in rounds, the pull is repeated for a limited time until all
         shards answer with the same version.
 
         Raises:
-            ConfigurationError: A shard's answer is not its part of the model.
+            ConfigurationError: A shard's answer does not hold the shard's part of the model.
         """
         deadline = time.monotonic() + _SAME_VERSION_SECONDS
         while True:
@@ -219,8 +219,8 @@ class ModelFetcher:
         weights = np.empty(self._spec.num_parameters, np.float32)
         versions, statistics = [], None
         for shard in shards:
-            # An earlier pull may have stopped at another shard. Its reply would be taken for the
-            # answer to this pull.
+            # Empty the queue. If an earlier pull stopped because a shard was silent, a late reply
+            # in the queue would be taken for the answer to this pull.
             while not shard.replies.empty():
                 if shard.replies.get() is None:
                     return None
@@ -245,7 +245,7 @@ class ModelFetcher:
     def _place(
         self, layout: ShardLayout, reply: pb.Reply, payload: memoryview, weights: Float32
     ) -> Float32 | None:
-        """Write a shard's part into the weights; return the statistics in the reply, or None.
+        """Write a shard's weights into the model; return the reply's statistics, None without any.
 
         Raises:
             Malformed: The reply does not hold the shard's whole part.

@@ -17,7 +17,7 @@ _IS_FUNCTION = FlagRule(
     "must name a module and a function of the module: --on_metrics=module:function",
 )
 #: Flags that the evaluator's script does not inherit from the Supervisor: `script_words` sets some
-#: of these flags, the others keep their defaults.
+#: of these flags; the remaining flags keep their defaults.
 _OWN_OF_EVALUATOR = (
     "type_node",
     "model_from",
@@ -97,7 +97,8 @@ class SupervisorFlags:
 
     Attributes:
         eval_interval_seconds: Time between two evaluations, in seconds.
-        eval_interval_updates: Updates between two evaluations; 0 evaluates by time alone.
+        eval_interval_updates: Number of updates between two evaluations; 0 means that only the
+            time decides when to evaluate.
         status_interval_seconds: Time between two progress lines, in seconds.
     """
 
@@ -120,7 +121,7 @@ def check(run: Run) -> None:
 
 
 def read() -> SupervisorFlags:
-    """Return the Supervisor's flags."""
+    """Return the values of the flags that only the Supervisor reads."""
     return SupervisorFlags(
         FLAGS.eval_interval_seconds, FLAGS.eval_interval_updates, FLAGS.status_interval_seconds
     )

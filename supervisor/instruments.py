@@ -11,12 +11,12 @@ from thinwire.runtime.telemetry.instruments import Instrument, counter, gauge
 
 
 def collect(status: run_status.RunStatus | None, evaluations: list[Evaluation]) -> list[Instrument]:
-    """Return the instruments with their current values; may be called from any thread.
+    """Return a run's Prometheus instruments with current values; any thread may call this.
 
     Args:
         status: Newest status from shard 0; None before the first status.
-        evaluations: All evaluations of the run, the newest last. Another thread may append to the
-            list during the call.
+        evaluations: All evaluations of the run, the newest last. The thread that evaluates may
+            append to the list during the call.
     """
     snapshot = evaluations.copy()
     newest = latest(snapshot)

@@ -21,7 +21,8 @@ from absl import logging
 from thinwire.ops.types import ConfigurationError
 
 END_KIND = "end"
-#: Length limit of the queue of records before a slow user function; the oldest are dropped.
+#: Limit of the records queued for the user function. If the queue is full, the oldest record is
+#: dropped.
 _MOST_WAITING = 1000
 #: Time that the end of a run waits for the user function to handle the queued records.
 _END_SECONDS = 30.0
@@ -58,7 +59,8 @@ def load(text: str, folders: Sequence[pathlib.Path] = ()) -> MetricsFunction:
 
     Args:
         text: Value of --on_metrics.
-        folders: Folders to search for the module, as in `check`.
+        folders: Folders to search for the module, in addition to the working directory and the
+            installed packages.
 
     Raises:
         ConfigurationError: The module cannot be imported, or does not have the function.
@@ -85,12 +87,12 @@ def load(text: str, folders: Sequence[pathlib.Path] = ()) -> MetricsFunction:
 
 
 class MetricsHook:
-    """Passes records to a user function, in order, in a separate thread.
+    """Passes the records of a run to a user function, in order, in a separate thread.
 
     Args:
-        text: Name of the function in messages.
+        text: Name of the user function, for log messages.
         function: Function that takes a record: a dict of plain values with the key ``kind``.
-        about: Entries to add to every record.
+        about: Entries that describe the run and are added to every record.
     """
 
     def __init__(self, text: str, function: MetricsFunction, about: Mapping[str, Any]) -> None:
@@ -101,7 +103,7 @@ class MetricsHook:
         self._thread.start()
 
     def put(self, record: Mapping[str, Any]) -> None:
-        """Queue a record for the function; never blocks. Call this method from one thread only."""
+        """Queue a record for the user function without blocking. Only one thread may call this."""
         if self._waiting.full():
             with contextlib.suppress(queue.Empty):
                 self._waiting.get_nowait()
@@ -114,7 +116,7 @@ class MetricsHook:
         self._waiting.put_nowait({**record, **self._about})
 
     def close(self, timeout_seconds: float = _END_SECONDS) -> None:
-        """Pass the queued records to the function within a time limit; may be called twice."""
+        """Pass the queued records to the user function within a time limit; may be called twice."""
         if not self._thread.is_alive():
             return
         deadline = time.monotonic() + timeout_seconds

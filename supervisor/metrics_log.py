@@ -1,7 +1,8 @@
 """Writers of metrics.jsonl, TensorBoard scalars and measured rounds of one run.
 
 Only the Supervisor writes these files. `MetricsLog` writes metrics.jsonl and the scalars.
-`RoundsLog` appends one line per round to ``measure/worker-N.jsonl``, each round once.
+`RoundsLog` appends one line per measured round of worker N to ``measure/worker-N.jsonl``, each
+round once.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class ScalarWriter(Protocol):
     """A writer of TensorBoard scalars."""
 
     def write(self, values: Mapping[str, float | None], step: int) -> None:
-        """Write values by tag at model version ``step`` and flush; None values are left out."""
+        """Write and flush values by tag at model version ``step``; a None value is left out."""
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the TensorBoard files."""
 
 
 class MetricsLog:
@@ -48,7 +49,7 @@ class MetricsLog:
         run_dir: Directory of the run, created if it is missing.
         resume: True appends to the existing files and reloads their evaluations. False deletes the
             existing files first.
-        scalars: Writer that replaces the TensorBoard writer, for tests; None for the default.
+        scalars: Writer that replaces the TensorBoard writer, for tests; None for TensorBoard.
 
     Raises:
         ConfigurationError: On resume, the file holds evaluations in another format.
@@ -109,12 +110,12 @@ class MetricsLog:
 
 
 def status_scalars(status: RunStatus, previous: RunStatus | None) -> dict[str, float | None]:
-    """Return TensorBoard values by tag.
+    """Return the TensorBoard values of a status, by tag.
 
     Args:
         status: Status to write.
-        previous: Status written before, None for the first. The ``sync/`` values cover the time
-            between the two statuses.
+        previous: Status written before ``status``; None if ``status`` is the first one. The
+            ``sync/`` values cover the time between the two statuses.
     """
     pushes, wait_seconds = status.pushes, _wait_seconds(status)
     delays, weighted = status.staleness.total, status.staleness.mean * status.staleness.total
@@ -154,7 +155,7 @@ def _wait_seconds(status: RunStatus) -> float:
 
 
 def read_lines(path: pathlib.Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the complete lines of a metrics file and the length of these lines in bytes.
+    """Return a metrics file's complete lines as objects, and their total length in bytes.
 
     Reading stops at the first line that is not a JSON object, because a killed writer leaves an
     incomplete last line.
@@ -177,7 +178,7 @@ def read_lines(path: pathlib.Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def evaluations_in(documents: list[dict[str, Any]]) -> list[Evaluation]:
-    """Return the evaluations among the lines, in order; raise ValueError for a malformed line."""
+    """Return the evaluations among a metrics file's lines; raise ValueError for a malformed one."""
     return [
         Evaluation.from_dict({name: value for name, value in line.items() if name != "kind"})
         for line in documents
@@ -204,7 +205,7 @@ def _reload(path: pathlib.Path) -> list[Evaluation]:
 
 
 class RoundsLog:
-    """Appends the measured rounds of all workers.
+    """Appends the measured rounds (timings of training rounds) of all workers to files.
 
     Within one incarnation of a worker, rounds are numbered in ascending order. A round whose number
     is not above the last written number was written before and is skipped.
@@ -221,7 +222,7 @@ class RoundsLog:
         ] = {}  # worker -> incarnation -> number of the last written round
 
     def add(self, worker: int, batch: str) -> None:
-        """Append a batch of a worker's rounds; log and skip a batch that cannot be read."""
+        """Append a batch of a worker's measured rounds; log and skip an unreadable batch."""
         try:
             rounds = unpack(batch)
         except ValueError as error:
@@ -255,8 +256,8 @@ class RoundsLog:
         last = self._last[worker] = {}
         if path.exists():
             lines, num_bytes = read_lines(path)
-            # A killed writer leaves an incomplete last line. The next round must not be appended to
-            # that line.
+            # A killed writer leaves an incomplete last line. The next round must start on a new
+            # line.
             os.truncate(path, num_bytes)
             for line in lines:
                 number, life = line.get("num_iters"), str(line.get("life", ""))
@@ -266,7 +267,7 @@ class RoundsLog:
 
 
 def read_rounds(path: pathlib.Path) -> list[Round]:
-    """Return the rounds of one worker's file, in order; skip an incomplete last line.
+    """Return the measured rounds in one worker's file; skip an incomplete last line.
 
     Raises:
         OSError: The file cannot be read.

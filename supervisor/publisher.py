@@ -1,4 +1,4 @@
-"""Copies the records of a run to --report_dir, in a separate thread."""
+"""Copies the Supervisor's records of a run to --report_dir, in a separate thread."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class Publisher:
         threading.Thread(target=self._run, name="publisher", daemon=True).start()
 
     def put(self, names: Iterable[str]) -> None:
-        """Read files now and publish the content soon; files that do not exist are skipped.
+        """Read files now and queue their content to be published; skip files that do not exist.
 
         Args:
             names: Paths of the files, relative to the run directory.
 
         Raises:
-            Fenced: Another Supervisor publishes to this address.
+            Fenced: Another Supervisor publishes to the address of --report_dir.
         """
         paths = {name: self._run_dir / name for name in names}
         files = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
@@ -66,11 +66,11 @@ class Publisher:
             self._wake.notify_all()
 
     def flush(self) -> None:
-        """Wait until all files are published; files that failed are tried once more.
+        """Wait until all queued files are published; try files that failed once more.
 
         Raises:
             ConfigurationError: Some files could not be published. The subclass Fenced means that
-                another Supervisor publishes to this address.
+                another Supervisor publishes to the address of --report_dir.
         """
         with self._wake:
             self._wake.wait_for(lambda: not self._due and not self._busy)
@@ -98,8 +98,8 @@ class Publisher:
                 failure = error
                 logging.error("cannot publish %s: %s", ", ".join(files), error)
             with self._wake:
-                # Files that failed are published with the next call. Newer content of a file must
-                # win over the content that failed.
+                # Files that failed are published with the next call. Newer content of a file
+                # must replace the content that could not be published.
                 if failure is not None:
                     self._next = files | self._next
                 self._failure, self._busy = failure, False

@@ -34,7 +34,7 @@ _BEST = "best.keras"
 
 
 def about(run: Run) -> dict[str, Any]:
-    """Return the settings that summary.json lists in addition to the measurements of a run."""
+    """Return the run's settings that summary.json lists in addition to the measurements."""
     if run.model_is_offered:
         return launched_with(run.run_dir)
     return {
@@ -46,17 +46,17 @@ def about(run: Run) -> dict[str, Any]:
 
 
 class Recorder:
-    """Writes the records of a run into its run directory."""
+    """Writes the evaluations, statuses and summary of a run into the run directory."""
 
     def __init__(
         self, run: Run, scorer: ModelScorer | None, publisher: Publisher | None = None
     ) -> None:
-        """Open the records; append to the records of an earlier process.
+        """Open the files of the records; append to the files of an earlier process.
 
         Args:
             run: Settings of the run.
-            scorer: Evaluates the model in this process; None if `evaluate` is never called.
-            publisher: Copies the records to --report_dir; None without that flag.
+            scorer: Scorer that evaluates the model in this process; None if `evaluate` is not used.
+            publisher: Publisher that copies the records to --report_dir; None without that flag.
 
         Raises:
             ConfigurationError: The records or the Advisor's file have another version's format, or
@@ -74,11 +74,11 @@ class Recorder:
 
     @property
     def latest(self) -> Evaluation | None:
-        """The newest evaluation; None before the first."""
+        """The run's newest evaluation; None before the first evaluation."""
         return latest(self.evaluations)
 
     def status(self, status: run_status.RunStatus) -> None:
-        """Write a status to the records."""
+        """Write a status of the run to the records."""
         self._log.add_status(status)
         self._publish({"kind": STATUS_KIND, **status.to_dict()})
 
@@ -94,12 +94,12 @@ class Recorder:
         final: bool,
         statistics: Float32 | None = None,
     ) -> Evaluation:
-        """Evaluate on the whole test set and record the result; save the model if it is the best.
+        """Evaluate weights on the whole test set, record the metrics, save the best model.
 
         Args:
             status: Current status of the run.
             weights: [num_parameters] float32 weights of the central model.
-            versions: Version of each shard that the weights came from.
+            versions: Version (number of updates) of each shard that the weights came from.
             final: True if the run has ended.
             statistics: [m] float32 moving statistics; None does not change the model's statistics.
         """
@@ -127,7 +127,7 @@ class Recorder:
 
         Args:
             status: Current status of the run.
-            metrics: Value by metric name; at least one metric.
+            metrics: Value of each metric by metric name; at least one metric.
             versions: Version of each shard in the evaluated model.
             final: True if the run has ended.
         """
@@ -169,7 +169,7 @@ class Recorder:
         return True
 
     def _check_target(self) -> None:
-        """Warn once if no evaluation has the target's metric."""
+        """Warn once if no evaluation contains the metric of the run's target."""
         target, names = self._run.target, names_in(self.evaluations)
         if target is None or not names or self._warned or find_name(names, target.metric):
             return
@@ -181,12 +181,12 @@ class Recorder:
         )
 
     def _best(self, goal: Target) -> float | None:
-        """Return the best value so far of the goal's metric; None if no evaluation has it."""
+        """Return the best value so far of the goal's metric; None if it was never evaluated."""
         values = (find(evaluation.metrics, goal.metric) for evaluation in self.evaluations)
         return goal.best((value for value in values if value is not None), default=None)
 
     def finish(self, status: run_status.RunStatus) -> None:
-        """Write summary.json and the report.
+        """Write the run's summary.json and its report.
 
         Raises:
             ConfigurationError: The records could not be copied to --report_dir.
@@ -219,7 +219,7 @@ class Recorder:
             self._hook.close()
 
     def _copy(self, *names: str) -> None:
-        """Copy files to --report_dir, if the flag is set."""
+        """Copy files of the run directory to --report_dir, if the flag is set."""
         if self._publisher is not None:
             self._publisher.put(names)
 

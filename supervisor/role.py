@@ -58,18 +58,19 @@ if TYPE_CHECKING:
 
 _NO_MODEL_BYTES = 1 << 16  # payload limit of a stream that carries no model
 _RECORD_SECONDS = 5.0  # interval between two status lines in metrics.jsonl
-#: Time limit for the last reports of a run that has ended.
+#: Time limit, in seconds, of the wait for the workers' last reports after the run has ended.
 _END_SECONDS = 3.0
-#: Time limit for the evaluation of the final model. A PS waits about as long for the result.
+#: Time limit, in seconds, for the evaluation of the final model. A PS waits about as long for
+#: the evaluation.
 _FINAL_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class WatchedModel:
-    """Model that the Supervisor evaluates."""
+    """Model that the Supervisor pulls from the shards and evaluates."""
 
     spec: ModelSpec
-    num_statistics: int  # number of values in the moving statistics
+    num_statistics: int  # number of values in the model's moving statistics
 
 
 def main(run: Run) -> int:
@@ -109,7 +110,7 @@ def _model_of(run: Run) -> tuple[WatchedModel, ModelScorer]:
 
 
 class _Watcher:
-    """One Supervisor process.
+    """Supervisor process that follows one run.
 
     Args:
         run: Settings of the run.
@@ -131,16 +132,16 @@ class _Watcher:
         self.shards: list[ShardStream] = []
         self.interrupted = threading.Event()
         self._diallers = [self._dialler(number, limit) for number, limit in enumerate(limits)]
-        # If a launcher follows this process, it shows these lines as the progress of the run.
+        # A launcher that reads this process's output shows these lines as the run's progress.
         self.dashboard = Dashboard(_write_line) if self._is_followed else Dashboard()
         self.run_id = ""
         self.rounds: Batches = queue.SimpleQueue()
         self.script_evaluator = ScriptEvaluator(run) if run.model_is_offered else None
         # Metrics and versions of the newest evaluation; None if no script made that evaluation.
         self._of_script: tuple[dict[str, float], list[int]] | None = None
-        self._is_known_alive = False  # evaluator state that shard 0 knows
-        self._first_version: int | None = None  # version in the first status received
-        self._shown: run_status.RunStatus | None = None  # status shown last
+        self._is_known_alive = False  # True if shard 0 assumes a live evaluator
+        self._first_version: int | None = None  # model version in the first status received
+        self._shown: run_status.RunStatus | None = None  # status that the dashboard shows
         self._due = {"show": 0.0, "record": 0.0}
 
     @property
@@ -178,7 +179,7 @@ class _Watcher:
         return collect(status, self.recorder.evaluations)
 
     def _connect(self) -> None:
-        """Connect to every shard.
+        """Connect this Supervisor to every shard.
 
         Raises:
             Unreachable: A shard did not answer within the reconnect timeout.
@@ -190,10 +191,10 @@ class _Watcher:
             self._offer_evaluator(self.script_evaluator.why_not)
 
     def _note_welcome(self, welcome: pb.Welcome) -> None:
-        self.run_id = welcome.run_id  # sent in the next Hello
+        self.run_id = welcome.run_id  # sent in the Hello of the next connection
 
     def _offer_evaluator(self, why_not: str) -> None:
-        """Report to shard 0 if an evaluator is available, the reason if not, and if it runs."""
+        """Report to shard 0 the evaluator's state; an empty ``why_not`` means that it can run."""
         evaluator = self.script_evaluator
         self._is_known_alive = evaluator is not None and evaluator.is_alive
         offer = pb.Evaluator(available=not why_not, message=why_not, starting=self._is_known_alive)
@@ -222,7 +223,7 @@ class _Watcher:
     # -- watching ---------------------------------------------------------------------------
 
     def _observe(self) -> None:
-        """Evaluate at the interval until the run ends or a lost shard does not come back."""
+        """Evaluate periodically until the run ends or a lost shard does not reconnect in time."""
         next_at, last_version = time.monotonic(), -1
         while not self._ended():
             if any(shard.lost.is_set() for shard in self.shards) and not self._reconnect():
@@ -239,7 +240,7 @@ class _Watcher:
             self.interrupted.wait(0.1)
 
     def _show(self, status: run_status.RunStatus) -> None:
-        """Show and record a new status, both at separate intervals."""
+        """Show a new status on the dashboard and record it, each at a separate interval."""
         now = time.monotonic()
         if status is self._shown:
             return
@@ -258,7 +259,7 @@ class _Watcher:
             self.recorder.rounds(*self.rounds.get())
 
     def _tend_evaluator(self) -> None:
-        """Run the evaluator while fits need validation; record its results and report its end."""
+        """Run the evaluator while fits have validation data; record its evaluations."""
         evaluator, shard = self.script_evaluator, self.shards[0]
         if evaluator is None:
             return
@@ -289,17 +290,17 @@ class _Watcher:
         return status.version > self._first_version
 
     def _record_evaluations(self) -> None:
-        """Record the received evaluations; skip those that the records already have."""
+        """Record the evaluations that shard 0 sent; skip evaluations that are already recorded."""
         shard = self.shards[0]
         while shard.status is not None and not shard.evaluated.empty():
             evaluated = shard.evaluated.get()
             versions = list(evaluated.versions)
             # An evaluation is repeated after a restart of shard 0 or of this Supervisor. The
-            # records keep at most one evaluation per version, and one more that is final.
+            # records keep at most one evaluation per model version, and one final evaluation.
             recorded = [item for item in self.recorder.evaluations if item.versions == versions]
             metrics, is_final = numbers_of(evaluated.metrics), [item.final for item in recorded]
             if not evaluated.fit:
-                # Several functions of the script may evaluate one version. They differ by metrics.
+                # Several functions of the script may evaluate one version, with different metrics.
                 is_final = [False for item in recorded if item.metrics.keys() == metrics.keys()]
             if not evaluated.metrics or any(is_final) or (is_final and not evaluated.final):
                 continue
@@ -309,7 +310,7 @@ class _Watcher:
                 self._end_at_target()
 
     def _record_final_of_script(self) -> None:
-        """Record a script's last evaluation as final if it is of the run's final model.
+        """Record a script's last evaluation as final if it evaluated the run's final model.
 
         An evaluator process evaluates the final model separately. A script evaluates only during
         its fit.
@@ -322,7 +323,7 @@ class _Watcher:
             self.recorder.record(status, metrics, versions, True)
 
     def _await_evaluator(self) -> None:
-        """Wait for the evaluation of the final model and record the result."""
+        """Wait until the evaluator has evaluated the final model; record the evaluation."""
         evaluator, shard = self.script_evaluator, self.shards[0]
         if evaluator is None or shard.halt_cause not in END_REASONS:
             return
@@ -344,10 +345,11 @@ class _Watcher:
         return self.interrupted.is_set() or bool(self.shards[0].halt_cause)
 
     def _check_place(self) -> None:
-        """Close the records if a shard has rejected this Supervisor.
+        """Close the records and raise an error if a shard has rejected this Supervisor.
 
         Raises:
-            RequestRejected: Another Supervisor follows the run, or the shard has another reason.
+            RequestRejected: A shard rejected this Supervisor, for example because another
+                Supervisor follows the run.
         """
         for shard in self.shards:
             if shard.refusal is not None:
@@ -371,7 +373,7 @@ class _Watcher:
         return True
 
     def _evaluate(self, status: run_status.RunStatus, final: bool = False) -> int:
-        """Pull and evaluate the model; return its version, or the status's if the pull failed."""
+        """Evaluate the pulled model; return its version, the status's if the pull failed."""
         view = None if self._fetcher is None else self._fetcher.fetch(self.shards)
         if view is None:
             logging.warning(
@@ -384,7 +386,7 @@ class _Watcher:
         return view.versions[0]
 
     def _end_at_target(self) -> None:
-        """End the run if the newest evaluation has reached the run's target."""
+        """Request the end of the run if the newest evaluation has reached the run's target."""
         if self.run.target is not None and self.recorder.has_reached_target():
             halt = pb.Halt(cause=self.run.target.stop_reason)
             self.shards[0].session.send_control(pb.ToServer(halt=halt))
@@ -392,7 +394,7 @@ class _Watcher:
     # -- the end ----------------------------------------------------------------------------
 
     def _finish(self) -> int:
-        """Evaluate the final model, write summary and report, return the exit code."""
+        """Evaluate the final model, write the run's summary and report, return the exit code."""
         cause = self.shards[0].halt_cause
         if not cause and not self.interrupted.is_set():
             logging.error("the PS does not answer and the run has not ended")
@@ -413,7 +415,7 @@ class _Watcher:
         return EXIT_OF_STOP.get(cause, EXIT_DONE)
 
     def _await_last_reports(self) -> None:
-        """Wait until shard 0 has ended the run and sent the workers' last reports; show them.
+        """Wait until shard 0 has ended the run and sent the workers' last status; show it.
 
         If only this Supervisor was interrupted, the run does not end and the wait times out.
         """

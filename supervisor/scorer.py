@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ModelScorer:
-    """Evaluates a model on a test set.
+    """Evaluates a model on a test set and saves the model to a file.
 
     Args:
         run: Settings of the run.
@@ -30,7 +30,7 @@ class ModelScorer:
     def __init__(self, run: Run, shared: SharedModel, images: Any, labels: Any) -> None:
         self._shared = shared
         self.goal: Target = shared.task.goal
-        """Metric, and its direction, that decides which model is the best."""
+        """Metric that decides which model is the best, and whether high values are better."""
         self._statistics = FlatVariables(shared.statistics)
         loss = ensure_compiled_loss(shared.model, shared.task)
         extras = ("top5",) if run.top5 else ()
@@ -39,7 +39,7 @@ class ModelScorer:
         )
 
     def score(self, weights: Float32, statistics: Float32 | None) -> dict[str, float]:
-        """Return the metrics on the whole test set.
+        """Return the metrics of the model on the whole test set, with the given weights.
 
         Args:
             weights: [num_parameters] float32 weights of the model.

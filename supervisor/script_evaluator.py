@@ -38,20 +38,21 @@ SCRIPT_VARIABLE = "THINWIRE_SCRIPT"
 _END_SECONDS = 5.0
 _TERMINATE, _KILL = b"T", b"K"  # commands of the watchdog's input
 _MOST_OUTPUT_BYTES = 1 << 16
-#: Pause before each restart of a killed evaluator. The number of entries limits the restarts.
+#: Pause in seconds before each restart of a killed evaluator. The number of pauses is the limit of
+#: restarts.
 _PAUSES_SECONDS = (1.0, 5.0, 25.0)
 _FIRST_CODE_OF_SIGNAL = 129  # the watchdog's exit code for signal n is 128 + n
 
 
 class _EvaluatorState(enum.Enum):
-    IDLE = enum.auto()  # not started, or ended because there is nothing to evaluate
+    IDLE = enum.auto()  # evaluator was not started, or ended: no fit has validation data
     STARTED = enum.auto()
-    PAUSED = enum.auto()  # killed by a signal, waiting for the restart
-    FAILED = enum.auto()  # ended with an error, not started again
+    PAUSED = enum.auto()  # evaluator was killed by a signal and waits for its restart
+    FAILED = enum.auto()  # evaluator ended with an error and is not started again
 
 
 class ScriptEvaluator:
-    """Starts, watches and ends the evaluator process.
+    """Starts, watches and ends the evaluator process of a script's run.
 
     Args:
         run: Settings of the run. Its directory records the script that `thinwire run` started.
@@ -69,11 +70,11 @@ class ScriptEvaluator:
         self._copy: OutputFile | None = None
         self._last_output = b""
         self._state = _EvaluatorState.IDLE
-        self._num_starts = self._num_restarts = 0  # all starts, and restarts after a signal
-        self._restart_at = 0.0  # clock time of the next restart, in state PAUSED
-        self._script: list[str] = []  # path and arguments of the script
+        self._num_starts = self._num_restarts = 0  # counts: all starts; restarts after a signal
+        self._restart_at = 0.0  # in state PAUSED: clock time of the restart, in seconds
+        self._script: list[str] = []  # path and arguments of the user's script
         record = launched_with(run.run_dir)
-        began = float(record.get("began", 0.0))  # 0 if unknown: the script then keeps all files
+        began = float(record.get("began", 0.0))  # 0: unknown start time; the script keeps all files
         self._folder, self._more_flags = "", [EVALUATES, f"{RUN_BEGAN}{began}"]
         try:
             script = record["script"]
@@ -118,7 +119,7 @@ class ScriptEvaluator:
         )
 
     def start(self) -> None:
-        """Start the evaluator, unless it was started before or cannot be started."""
+        """Start the evaluator if it is idle and can be started."""
         if self._state is _EvaluatorState.IDLE and not self.why_not:
             self._start()
 
@@ -166,8 +167,8 @@ class ScriptEvaluator:
         """Restart the evaluator after a pause if a signal killed it; call this regularly.
 
         Returns:
-            Error message, once, when the evaluator has ended and is not started again; otherwise
-            an empty string.
+            Error message in the first call after the evaluator has ended for good; an empty string
+            in all other calls.
         """
         process = self._process
         if process is None or self._state in (_EvaluatorState.IDLE, _EvaluatorState.FAILED):
@@ -175,7 +176,7 @@ class ScriptEvaluator:
         if self._state is _EvaluatorState.PAUSED:
             if self._clock() >= self._restart_at:
                 self._num_restarts += 1
-                self.end()  # closes the pipes of the killed process
+                self.end()  # closes the pipes of the killed evaluator
                 self._start()
             return ""
         code = process.poll()
@@ -219,7 +220,7 @@ class ScriptEvaluator:
         copy, reader = self._copy, self._reader
         if copy is None or reader is None:
             return
-        # With a time limit: a process that the script started may still hold the pipe open.
+        # The wait has a time limit: a process that the script started may hold the pipe open.
         reader.join(_END_SECONDS)
         copy.close()
         if report := copy.report():
@@ -227,7 +228,7 @@ class ScriptEvaluator:
         self._copy = self._reader = None
 
     def _last_line(self) -> str:
-        """Return the last output line; after a traceback this line is the exception."""
+        """Return the evaluator's last output line, the exception if it ended with a traceback."""
         self._end_output()
         text = self._last_output.decode(errors="replace")
         lines: Sequence[str] = [line for line in text.splitlines() if line.strip()]
@@ -235,7 +236,7 @@ class ScriptEvaluator:
 
 
 def _is_of_signal(code: int) -> bool:
-    """Return True if the exit code means that a signal ended the command or the watchdog."""
+    """Return True if an exit code means that a signal ended the evaluator or its watchdog."""
     return code < 0 or code >= _FIRST_CODE_OF_SIGNAL
 
 

@@ -14,7 +14,7 @@ from thinwire.proto.grpc import StreamLost
 from thinwire.proto.grpc.session import ClientSession, Dialler
 from thinwire.runtime.telemetry import run_status
 
-#: Queue of arrived batches of measured rounds: (worker, packed rounds).
+#: Queue of batches of measured rounds from the shard: (worker id, packed rounds).
 Batches = queue.SimpleQueue[tuple[int, str]]
 
 
@@ -29,11 +29,11 @@ def open_streams(
     Args:
         diallers: Dialler of every shard.
         patience_seconds: Time limit for the connection to one shard, in seconds.
-        rounds: Queue that receives the batches of measured rounds.
+        rounds: Queue that receives the batches of the workers' measured rounds.
         on_welcome: Function called with each shard's Welcome, before the next shard is dialed.
 
     Raises:
-        Unreachable: A shard did not answer in time; all streams are closed.
+        Unreachable: A shard did not answer within ``patience_seconds``; all streams are closed.
         RequestRejected: A shard rejects this client; all streams are closed.
     """
     # If a later shard rejects this client, the streams to earlier shards must be closed. Otherwise
@@ -59,9 +59,9 @@ class ShardStream:
     Attributes:
         evaluated: Queue of evaluations that the evaluator or a script reported, as they arrive.
         validates: True if a script has begun a fit with validation data.
-        replies: Queue of answers to pulls: (reply, payload). None marks a refusal or the stream's
-            end.
-        status: Newest status of the run; None before the first.
+        replies: Queue of the shard's answers to pulls: (reply, payload). None means that the shard
+            rejected a pull or that the stream ended.
+        status: Newest status of the run; None before the first status.
         halt_cause: Reason why the run ended; empty while the run continues.
         lost: Event that is set after the stream has ended.
     """
@@ -70,7 +70,7 @@ class ShardStream:
         self.session, self._rounds = session, rounds
         self.evaluated: queue.SimpleQueue[pb.Evaluated] = queue.SimpleQueue()
         self.validates = False
-        self.refusal: pb.Refusal | None = None  # why the shard rejected this Supervisor
+        self.refusal: pb.Refusal | None = None  # None if the shard did not reject
         self.replies: queue.SimpleQueue[tuple[pb.Reply, memoryview] | None] = queue.SimpleQueue()
         self.status: run_status.RunStatus | None = None
         self.halt_cause = ""
@@ -98,7 +98,7 @@ class ShardStream:
                     self.refusal = message.refusal
                     self.replies.put(None)
         except StreamLost as error:
-            if not self.halt_cause:  # after a Halt the shard closes the stream
+            if not self.halt_cause:  # normal end: the shard closes the stream after a Halt
                 logging.info("lost the stream to the PS: %s", error)
         except ValueError as error:
             logging.error("%s sent a status that cannot be read: %s", self.session.address, error)

@@ -16,7 +16,7 @@ class BackgroundCalls(Generic[Result]):
     The thread is a daemon, so a call that never returns does not keep the process running.
 
     Args:
-        name: Name of the thread.
+        name: Name of the background thread.
     """
 
     def __init__(self, name: str) -> None:

@@ -149,21 +149,21 @@ _LIMITS: dict[str, tuple[float, float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class EmulatedDevice:
-    """One worker's emulated link and device."""
+    """Settings of one worker's emulated network link and emulated slow device."""
 
     link: Link
     slowdown: float  # factor by which the emulated device is slower than its machine
-    step_seconds: float  # least time of a mini-batch, in seconds
+    step_seconds: float  # shortest time that a mini-batch may take, in seconds; 0: no limit
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerFlags:
-    """Settings of one worker."""
+    """Settings of one worker that only this worker reads from its flags."""
 
     id_worker: int
     threads: int
     clip_norm: float
-    measure: str  # one of thinwire.runtime.telemetry.round_trace.LEVELS
+    measure: str  # level of measuring: one of thinwire.runtime.telemetry.round_trace.LEVELS
     device: EmulatedDevice
     peer_port: int = 0  # port for connections of other workers; 0: a free port
     sync_every: int = 1  # number of rounds between two copies of the model to the PS

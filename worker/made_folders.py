@@ -27,7 +27,7 @@ class MadeFolders:
         self._shared: set[str] = set()  # paths of folders that another worker has made in this run
 
     def __contains__(self, place: str) -> bool:
-        """Return True if a folder counts as made by the script."""
+        """Return True if the folder at path `place` counts as made by the script."""
         return place in self._own or place in self._shared
 
     def is_own(self, place: str) -> bool:
@@ -35,7 +35,7 @@ class MadeFolders:
         return place in self._own
 
     def add_own(self, place: str) -> None:
-        """Record a folder that this process makes now."""
+        """Record that this process makes the folder at path `place` now."""
         self._own.add(place)
 
     def share(self, place: str) -> bool:

@@ -24,7 +24,7 @@ class PersonalLayers:
             all variables are shared.
 
     Args:
-        variables: Personal variables, in the model's order.
+        variables: Personal (unshared trainable) variables, in the model's order.
         optimizer: The method's optimizer of local steps; plain SGD if the method has no local
             steps.
     """
@@ -45,7 +45,7 @@ class PersonalLayers:
         """Reject a gradient of the personal variables that is not finite.
 
         Raises:
-            NonFiniteUpdate: The gradient contains NaN or infinity.
+            NonFiniteUpdate: The personal variables' gradient contains NaN or infinity.
         """
         if not np.isfinite(self.gradient).all():
             raise NonFiniteUpdate(

@@ -83,8 +83,8 @@ class Worker:
     """One worker process, with data, model and checkpoints.
 
     Args:
-        run: The run's settings.
-        own: This worker's settings.
+        run: Settings of the training run.
+        own: Settings that only this worker reads from its flags.
         shared: Model to train; None builds the model from the run's settings.
         shard: This worker's training examples; None loads the examples from the run's settings.
     """
@@ -127,7 +127,7 @@ class Worker:
         self.pause_seconds = 0.0
 
     def train(self) -> int:
-        """Join the run, train and leave; return the exit code."""
+        """Join the run, train until the run ends and leave; return the exit code."""
         port = open_port(
             self.run, _name(self.own.id_worker), lambda: instruments.collect(self.session)
         )
@@ -234,7 +234,7 @@ class Worker:
         return self.gradient, self.step.gradients(images, labels, self.gradient, personal)
 
     def _go_on(self) -> bool:
-        """Finish the open exchange; return True if the run continues."""
+        """Finish the exchange that waits for replies; return True if the run continues."""
         self.session.measure.record(
             round_trace.FORWARD_AND_BACKWARD, self.session.stopwatch.lap("compute")
         )

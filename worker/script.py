@@ -26,7 +26,7 @@ class ScriptSession(Protocol):
 
     @property
     def stopped(self) -> bool:
-        """True if the run has ended, so that no exchange can follow."""
+        """True if the session's run has ended, so that no exchange can follow."""
 
 
 class ScriptRecord:
@@ -100,7 +100,7 @@ class ScriptRecord:
 
     @property
     def is_distributed(self) -> bool:
-        """True if the script has called `distribute`."""
+        """True if the script has called `thinwire.distribute`."""
         return bool(self._sessions)
 
     @property

@@ -65,7 +65,7 @@ class LocalTrainer:
         }
 
     def restore(self, state: State) -> None:
-        """Restore a state that `save` returned."""
+        """Restore weights, optimizer state and local variables that `save` returned."""
         self._shared.assign(state["weights"])
         for number, variable in enumerate(self.optimizer.variables):
             variable.assign(state["optimizer"][str(number)])

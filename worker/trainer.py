@@ -99,8 +99,8 @@ def exchange_for(
     """Return the exchange for the mode in --collective, without dialling a shard.
 
     Args:
-        run: The run's settings.
-        own: This worker's settings.
+        run: Settings of the training run.
+        own: Settings that only this worker reads from its flags.
         core: Training engine of this worker.
         closing: Event that is set when the worker must stop.
         offering: Model that the worker offers to shards without a model; None if the shards have a
@@ -137,9 +137,9 @@ class WorkerSession:
     `leave`. One thread must make all calls except `interrupt`.
 
     Args:
-        run: The run's settings.
-        own: This worker's settings.
-        spec: Specification of the shared model.
+        run: Settings of the training run.
+        own: Settings that only this worker reads from its flags.
+        spec: Paths, shapes and dtypes of the shared model's variables.
         statistics: [m] float32 moving statistics that shard 0 averages over the workers; may be
             empty.
         on_gpu: True if gradients are computed on a GPU.

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from thinwire.ops.types import ConfigurationError
 
-_PURPOSE = 0x6175676D656E74  # part of the key: keeps these draws apart from other draws of the seed
+_PURPOSE = 0x6175676D656E74  # part of the random key that no other use of the seed has
 
 
 class Cursor:
-    """Returns the batches of a shard endlessly, in a new order each epoch.
+    """Returns batches of a worker's shard endlessly, in a new random order each epoch.
 
     The order of an epoch is computed from (seed, epoch), so two integers are enough to save a
     position. A batch may span the border of two epochs: every batch is full, and each example
@@ -55,7 +55,7 @@ class Cursor:
     ) -> None:
         if not whole_epochs:
             check_batch_size(batch_size, len(indices))
-        self._indices = np.array(indices, dtype=np.int64)  # [n] int64
+        self._indices = np.array(indices, dtype=np.int64)  # [n] int64 positions
         self._batch_size = batch_size
         self.seed = seed
         self._shuffle = shuffle
@@ -82,12 +82,12 @@ class Cursor:
 
     @property
     def epoch(self) -> int:
-        """Number of complete epochs so far."""
+        """Number of epochs that the cursor has completed."""
         return self._epoch
 
     @property
     def place(self) -> int:
-        """Number of examples returned since the start."""
+        """Number of examples that the cursor has returned since its start."""
         return self._epoch * len(self._indices) + self._position
 
     def fork(self) -> Cursor:
@@ -106,7 +106,7 @@ class Cursor:
         }
 
     def restore(self, state: dict[str, int]) -> None:
-        """Continue from a saved position; the batch size may differ from the saved run's.
+        """Continue from a saved state; its batch size may differ from this cursor's.
 
         Raises:
             ConfigurationError: The state has another seed, shard or ``shuffle``, or is damaged.
@@ -136,7 +136,7 @@ class Cursor:
 
 
 def check_batch_size(batch_size: int, shard_size: int, partition: str = "") -> None:
-    """Reject a batch size that the shard cannot fill.
+    """Raise an error for a batch size that is larger than the shard, or below 1.
 
     Args:
         batch_size: Number of examples in a batch.
@@ -156,13 +156,13 @@ def check_batch_size(batch_size: int, shard_size: int, partition: str = "") -> N
 
 
 def uniforms(seed: int, place: int, count: int, width: int) -> NDArray[np.float64]:
-    """Return uniform random numbers for consecutive examples.
+    """Return uniform random numbers for consecutive examples of a cursor's sequence.
 
     A row depends only on the seed and the example's place, not on the batch that holds the example.
 
     Args:
         seed: Seed of the worker's cursor.
-        place: Place of the first example: the number of examples that came before.
+        place: Place of the first example: the number of earlier examples in the sequence.
         count: Number of examples.
         width: Number of random numbers per example.
 

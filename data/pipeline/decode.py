@@ -44,13 +44,15 @@ _BARE_MARKERS = frozenset({0x01, *range(0xD0, 0xD9)})
 _MARGIN = 256 / 224
 _MOST_THREADS = 16
 _BATCHES_AHEAD = 2
-_READERS = 8  # threads that read files
+_READERS = 8  # number of threads that read image files
 
-#: Top, left, height and width of a part of an image, in pixels.
+#: Box (a rectangle of an image): top, left, height and width, in pixels.
 Box = tuple[int, int, int, int]
-#: One batch: positions [B] int64, and random numbers [B, WIDTH] float64 or None for middle crops.
+#: Request of one batch: positions [B] int64, and random numbers [B, WIDTH] float64,
+#: or None for middle crops.
 BatchRequest = tuple[NDArray[np.int64], NDArray[np.float64] | None]
-#: One batch: encoded images, box of each image [B, 4] int32, and True for each mirrored image [B].
+#: Files of one batch: encoded images, box of each image [B, 4] int32, and
+#: True for each mirrored image [B].
 _Parts = tuple[list[bytes], NDArray[np.int32], NDArray[np.bool_]]
 
 
@@ -91,12 +93,12 @@ def _jpeg_size(encoded: bytes) -> tuple[int, int]:
 
 
 def random_box(height: int, width: int, draws: Sequence[float]) -> Box:
-    """Return the box of a random crop.
+    """Return the box (top, left, height, width) of a random crop of an image.
 
     Args:
         height: Height of the image in pixels.
         width: Width of the image in pixels.
-        draws: At least WIDTH - 1 random numbers in [0, 1).
+        draws: At least WIDTH - 1 uniform random numbers in [0, 1), which determine the crop.
     """
     for attempt in range(_ATTEMPTS):
         area, ratio, row, column = draws[4 * attempt : 4 * attempt + 4]
@@ -110,12 +112,12 @@ def random_box(height: int, width: int, draws: Sequence[float]) -> Box:
 
 
 def is_mirrored(draws: Sequence[float]) -> bool:
-    """Return True if the image is mirrored left to right, which happens for half of the draws."""
+    """Return True if an image's random numbers request to mirror it; probability 1/2."""
     return draws[WIDTH - 1] < 0.5
 
 
 class Decoded(Lazy):
-    """Images that are decoded when indexed.
+    """Images of files that are read and decoded only when they are indexed.
 
     Args:
         source: Reader of the encoded images.
@@ -148,7 +150,7 @@ class Decoded(Lazy):
         return Decoded(self._source, part, self.shape[1], self.scaling, self.augment)
 
     def walk(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[Any]:
-        """Yield the middle crops of each batch; the next batches are decoded ahead."""
+        """Yield the middle crops of each batch's images; decode the next batches ahead."""
         return self._decoded(((batch, None) for batch in batches), is_random=False)
 
     def feed(self, cursor: Cursor) -> Feed:
@@ -156,7 +158,7 @@ class Decoded(Lazy):
         return _Ahead(self, cursor)
 
     def stream(self, batches: Iterator[tuple[NDArray[np.int64], int]], seed: int) -> Iterator[Any]:
-        """Yield the training images of each batch; a batch is (positions, place before it)."""
+        """Yield each batch's training images; ``batches`` has pairs (positions, start place)."""
         is_random = self.augment != "none"
         requests = (
             (chosen, uniforms(seed, place, len(chosen), WIDTH) if is_random else None)
@@ -201,7 +203,7 @@ class Decoded(Lazy):
     def _parts(
         self, batches: Iterator[BatchRequest], pending: list[NDArray[np.int64]]
     ) -> Iterator[_Parts]:
-        """Yield the encoded images of each batch, and append the batch's positions to `pending`."""
+        """Yield each batch's encoded images; append the batch's positions to `pending`."""
         with ThreadPoolExecutor(_READERS) as readers:
             for chosen, draws in batches:
                 pending.append(chosen)
@@ -218,7 +220,7 @@ class Decoded(Lazy):
         return self._source.read(int(self._chosen[position]))
 
     def _explained(self, batches: list[NDArray[np.int64]], error: Exception) -> Exception:
-        """Return an error that names the first bad image, by decoding the images one by one."""
+        """Return an error that names the first bad image; decode images singly to find it."""
         import tensorflow as tf
 
         for position in (row for batch in batches for row in batch):
@@ -236,12 +238,12 @@ class Decoded(Lazy):
 
 
 class _Ahead:
-    """Computes the batches of a cursor ahead of its calls; restarts if the cursor's place jumps."""
+    """Decodes a cursor's batches ahead of training; restarts if the cursor's place jumps."""
 
     def __init__(self, images: Decoded, cursor: Cursor) -> None:
         self._images, self._cursor = images, cursor
         self._place: int | None = (
-            None  # cursor's place before the next batch of `_stream`; None: unknown
+            None  # cursor's place before the next batch of `_stream`; None if unknown
         )
         self._stream: Iterator[Any] = iter(())
 
@@ -250,8 +252,8 @@ class _Ahead:
         if place != self._place:
             batches = _batches(chosen, place, self._cursor.fork())
             self._stream = self._images.stream(batches, self._cursor.seed)
-        # If decoding fails, the generator has ended. The unknown place makes the next call start a
-        # new generator.
+        # If decoding fails, the generator has ended. Place None makes the next call start a new
+        # generator.
         self._place = None
         images = next(self._stream)
         self._place = place + len(chosen)
@@ -261,14 +263,14 @@ class _Ahead:
 def _batches(
     chosen: NDArray[np.int64], place: int, ahead: Cursor
 ) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Yield this batch and every later batch of a cursor, each with the place before the batch."""
+    """Yield a cursor's batches from ``chosen`` on, each with the place before the batch."""
     while True:
         yield chosen, place
         place, chosen = ahead.place, ahead.next()
 
 
 def _of_batch(image: Callable[..., Any], *batch: Any) -> Any:
-    """Return a tf.data set with one element: the batch's images, decoded on several cores."""
+    """Return a tf.data.Dataset with one element: a batch's images, decoded on several cores."""
     import tensorflow as tf
 
     images = tf.data.Dataset.from_tensor_slices(batch)
@@ -295,12 +297,12 @@ def _image_function(is_random: bool, size: int, scaling: str) -> Callable[..., A
 
 
 def _cropped(encoded: Any, box: Any, mirrored: Any, size: int) -> Any:
-    """Crop an image, resize the crop to ``size`` and mirror it if requested: float32 in 0..255."""
+    """Crop an image, resize the crop to ``size``, maybe mirror it: float32 in 0..255."""
     import tensorflow as tf
 
     top, left, height, width = tf.unstack(box)
 
-    def of_other() -> Any:  # some images of ImageNet are PNGs with the name of a JPEG
+    def of_other() -> Any:  # some of ImageNet's .JPEG files are PNGs
         image = tf.io.decode_image(encoded, DEPTH, expand_animations=False)
         return image[top : top + height, left : left + width]
 
@@ -315,7 +317,7 @@ def _cropped(encoded: Any, box: Any, mirrored: Any, size: int) -> Any:
 
 
 def _middle(encoded: Any, size: int) -> Any:
-    """Resize the shorter side to size * 256/224 and crop the middle: float32 in 0..255."""
+    """Resize an image's shorter side to size * 256/224; crop the middle: float32 in 0..255."""
     import tensorflow as tf
 
     image = tf.io.decode_image(encoded, DEPTH, expand_animations=False)

@@ -21,8 +21,9 @@ from thinwire.ops.types import ConfigurationError
 _CHUNK_BYTES = (
     1 << 22
 )  # of float32: small enough that a chunk stays in the CPU's cache between passes
-PADDING = 4  # pixels that crop_flip adds on each side
-#: (positions [B] int64, cursor's place before the batch) -> [B, ...] float32, an array or a tensor.
+PADDING = 4  # pixels that crop_flip adds on each side of an image
+#: Function of (positions [B] int64, cursor's place before the batch) that returns the batch's
+#: images: [B, ...] float32, an array or a tensor.
 Feed = Callable[[NDArray[np.int64], int], Any]
 Chosen = NDArray[np.int64] | slice
 #: Scaling -> mean and standard deviation of the red, green and blue values of the training set,
@@ -76,7 +77,7 @@ def check_scaling(scaling: str, image_depth: int) -> None:
 
 
 def factor_and_offset(scaling: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the factor and the offset of a scaling other than "standardize".
+    """Return the factor and the offset of any scaling except "standardize".
 
     The scaled value of a pixel is ``pixel * factor + offset``.
 
@@ -140,14 +141,14 @@ class Lazy:
 
 
 def subset(images: Any, chosen: NDArray[np.int64]) -> Any:
-    """Return the images at the positions ``chosen`` of an array or of lazy images."""
+    """Return the images at the positions ``chosen`` of an array or a `Lazy`."""
     return images.subset(chosen) if isinstance(images, Lazy) else images[chosen]
 
 
 def feed_of(images: Any, cursor: Cursor) -> Feed:
     """Return a function that computes the training images of a cursor's batches.
 
-    The images are an array or lazy images.
+    The images are an array or a `Lazy` (images that are computed when indexed).
     """
     if isinstance(images, Lazy):
         return images.feed(cursor)
@@ -175,7 +176,7 @@ class Augmented(Lazy):
         return Augmented(self._images[chosen], self._scaling)
 
     def feed(self, cursor: Cursor) -> Feed:
-        """Return a function that crops and mirrors by the example's place in the sequence."""
+        """Return a function that crops and mirrors images by their place in the sequence."""
 
         def augmented(chosen: NDArray[np.int64], place: int) -> NDArray[np.float32]:
             draws = uniforms(cursor.seed, place, len(chosen), 3)
@@ -194,7 +195,7 @@ def crop_flip(images: NDArray[np.uint8], draws: NDArray[np.float64]) -> NDArray[
         draws: [B, 3] float64 in [0, 1): random numbers for the row, the column and the mirroring.
 
     Returns:
-        The changed images, uint8, of the same shape.
+        The shifted and mirrored images, uint8, [B, height, width, channels].
     """
     count, height, width, _ = images.shape
     margin = (PADDING, PADDING)
@@ -214,7 +215,7 @@ class Repeated(Lazy):
 
     Args:
         images: [n, height, width, channels] float32, scaled.
-        positions: [N] int64, number of each image before the modulo.
+        positions: [N] int64, number of each image, from which the modulo is taken.
     """
 
     def __init__(self, images: NDArray[np.float32], positions: NDArray[np.int64]) -> None:
@@ -222,9 +223,9 @@ class Repeated(Lazy):
         self._images, self._positions = images, positions
 
     def __getitem__(self, chosen: Chosen) -> NDArray[np.float32]:
-        """Return copies of the stored images."""
+        """Return copies of the stored images for the numbers ``chosen``."""
         return self._images[self._positions[chosen] % len(self._images)]
 
     def subset(self, chosen: NDArray[np.int64]) -> Repeated:
-        """Return the images at the positions ``chosen``; the stored images are shared."""
+        """Return the images at the positions ``chosen``, without a copy of the stored images."""
         return Repeated(self._images, self._positions[chosen])

@@ -28,30 +28,30 @@ _FOLDERS = {"train": "training_set", "test": "test_set"}
 class ShardFiles:
     """The examples of consecutive files of the layout."""
 
-    images: NDArray[np.uint8]  # [N, height, width, channels] uint8
-    labels: NDArray[np.uint8]  # [N] uint8
+    images: NDArray[np.uint8]  # [N, height, width, channels] uint8 pixels
+    labels: NDArray[np.uint8]  # [N] uint8 class of each image
     offsets: NDArray[np.int64]  # [files + 1] int64, first example of each file, then N
 
 
 def image_path(data_dir: Path, part: str, number: int) -> Path:
-    """Return the path of the images file with this number, counted from 0."""
+    """Return the path of the images file with the given number, counted from 0."""
     return data_dir / f"{_FOLDERS[part]}_images" / f"{part}-images-{number:05d}.idx3-ubyte"
 
 
 def label_path(data_dir: Path, part: str, number: int) -> Path:
-    """Return the path of the labels file with this number, counted from 0."""
+    """Return the path of the labels file with the given number, counted from 0."""
     return data_dir / f"{_FOLDERS[part]}_labels" / f"{part}-labels-{number:05d}.idx1-ubyte"
 
 
 def holds(data_dir: Path, part: str) -> bool:
-    """Return True if the folder has this layout's folder of images for the part."""
+    """Return True if the folder holds images of the part in AdaComp's layout."""
     return (data_dir / f"{_FOLDERS[part]}_images").is_dir()
 
 
 def read(
     data_dir: Path, part: str, image_size: int, image_depth: int, files: range | None = None
 ) -> ShardFiles:
-    """Read files of one part, in the order of their numbers.
+    """Read the images and labels in files of one part, in the order of the file numbers.
 
     Args:
         data_dir: The folder that holds ``training_set_images``, ``training_set_labels``,
@@ -89,10 +89,10 @@ def write(
     labels: NDArray[np.integer],
     headers: bool = False,
 ) -> None:
-    """Write one part in this layout.
+    """Write one part of a data set in AdaComp's layout.
 
-    If the number of files does not divide the number of examples, the first files get one example
-    more.
+    If the number of files does not divide the number of examples, each of the first files gets one
+    example more than the later files.
 
     Args:
         out_dir: Folder to write to; created if missing.
@@ -117,7 +117,7 @@ def write(
 
 
 def _read_records(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Return the records of a file with or without an IDX header: [N, *shape] uint8."""
+    """Return the records of a file, which may have an IDX header: [N, *shape] uint8."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -139,7 +139,7 @@ def _read_records(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def _headers_that_fit(content: bytes, shape: tuple[int, ...], record: int) -> list[bytes]:
-    """Return a list of the IDX header at the start of the content; empty if no header fits."""
+    """Return a list with the IDX header at the start of the content; empty if none fits."""
     shapes = [shape] if not shape or shape[-1] != 1 else [shape[:-1], shape]
     fitting = []
     for tail in shapes:

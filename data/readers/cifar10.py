@@ -33,7 +33,7 @@ _NAMES = {
 }
 _GZIP = b"\x1f\x8b"
 _FOLDER, _ARCHIVE = "cifar-10-batches-bin", "cifar-10-binary.tar.gz"
-#: Names of files and folders of the Python version, including the names that Keras gives them.
+#: Names of files and folders of CIFAR-10's Python version, including Keras' names for them.
 _PICKLED = (
     "data_batch_1",
     "test_batch",
@@ -46,7 +46,7 @@ _PICKLED = (
 #: the memory before the reader rejects the file.
 _MOST_BYTES = 1 << 27
 
-#: Records [N, 3073] uint8: label and pixels.
+#: Records of CIFAR-10, [N, 3073] uint8: the label and the pixels of each image.
 _Records = NDArray[np.uint8]
 
 
@@ -74,12 +74,12 @@ def find(place: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.int32]] 
 
 
 def pickled_in(place: Path) -> Path | None:
-    """Return a file or folder of the Python version in ``place``, or None."""
+    """Return a path in ``place`` that holds CIFAR-10's Python version, None without any."""
     return next((place / name for name in _PICKLED if (place / name).exists()), None)
 
 
 def names_of(part: str) -> str:
-    """Return the file names of a part, for error messages."""
+    """Return the names of the batch files of a part, for error messages."""
     first, last = _NAMES[part][0], _NAMES[part][-1]
     return f"{first if first == last else f'{first} to {last}'}, or {_ARCHIVE}"
 
@@ -138,7 +138,7 @@ def _read_archive(path: Path, names: list[str]) -> list[_Records]:
 
 
 def _records(content: bytes, where: str) -> _Records:
-    """Check the content of one batch file and return the records."""
+    """Check the content of one CIFAR-10 batch file and return its records."""
     if len(content) > _MOST_BYTES:
         raise ConfigurationError(
             f"Data file {where} has more than {_MOST_BYTES} bytes; expected a batch of CIFAR-10, "
@@ -162,7 +162,7 @@ def _records(content: bytes, where: str) -> _Records:
 def _joined(
     batches: list[_Records], part: str, where: Path
 ) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """Concatenate batches; return images with the channels last, and labels."""
+    """Concatenate batches of records; return images (channels last) and labels."""
     records = np.concatenate(batches)
     labels = records[:, 0].astype(np.int32)
     if len(labels) != _NUM_PUBLISHED[part]:

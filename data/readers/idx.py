@@ -46,7 +46,7 @@ def read(path: Path, ranks: tuple[int, ...]) -> NDArray[np.uint8]:
         EOFError,
         zlib.error,
         ValueError,
-    ) as error:  # ValueError: no array can have the header's shape
+    ) as error:  # ValueError: no array can have the shape in the file's header
         raise ConfigurationError(
             f"Data file {path} cannot be read: {error}. Expected "
             f"{'a gzip-compressed' if path.suffix == '.gz' else 'an uncompressed'} IDX file. "
@@ -55,7 +55,7 @@ def read(path: Path, ranks: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def read_pair(images_path: Path, labels_path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return the images and the labels of two IDX files.
+    """Return the images of one IDX file and the labels of another IDX file.
 
     Returns:
         Images uint8 [N, height, width] or [N, height, width, channels], and labels uint8 [N].
@@ -123,7 +123,7 @@ def _read_header(stream: BinaryIO, path: Path, ranks: tuple[int, ...]) -> tuple[
 def _read_body(stream: BinaryIO, path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     expected = math.prod(shape)
     content = bytearray()
-    # Read in pieces: a corrupt header may announce more bytes than the memory holds.
+    # The file is read in pieces: a corrupt header may announce more bytes than memory holds.
     while len(content) <= expected:
         piece = stream.read(min(_READ_BYTES, expected + 1 - len(content)))
         if not piece:

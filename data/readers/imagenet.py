@@ -35,12 +35,12 @@ _HOW = (
 
 
 class EncodedImages(Protocol):
-    """Encoded images and their labels.
+    """Encoded (JPEG or PNG) images and their labels.
 
     Attributes:
         labels: [N] int32, class of each image.
-        file_offsets: [files + 1] int64, first image of each file, then N. None if each image is a
-            file.
+        file_offsets: [files + 1] int64, first image of each file, then N. None if each image is
+            a separate file.
     """
 
     labels: NDArray[np.int32]
@@ -54,7 +54,7 @@ class EncodedImages(Protocol):
 
 
 def find(data_dir: str | None, part: str, nb_classes: int) -> EncodedImages:
-    """Return the encoded images of one part.
+    """Return the encoded images of one part of the data set.
 
     Args:
         data_dir: Folder of the data set. None raises an error that explains how to get ImageNet.
@@ -88,7 +88,7 @@ def find(data_dir: str | None, part: str, nb_classes: int) -> EncodedImages:
 
 
 class ImageFolders:
-    """Images in one folder per class."""
+    """Encoded images of a part that has one folder per class."""
 
     file_offsets: NDArray[np.int64] | None = None
 
@@ -102,7 +102,7 @@ class ImageFolders:
                 "Remove the folder."
             )
         names = [_images_in(folder / name) for name in classes]
-        # Bytes of fixed width: a million Python strings need ten times the memory.
+        # Names are stored as bytes of fixed width: Python strings need ten times the memory.
         self._names = np.array(
             [name for class_names in names for name in class_names], dtype=np.bytes_
         )
@@ -120,7 +120,7 @@ class ImageFolders:
 
 
 class ImageRecords:
-    """Images in TFRecord files."""
+    """Encoded images of a part that is stored in TFRecord files."""
 
     def __init__(self, files: Sequence[Path], first_label: int) -> None:
         self._files = files
@@ -141,13 +141,13 @@ class ImageRecords:
         return content
 
     def name(self, index: int) -> str:
-        """Return the file of a record, and the record's number in the file."""
+        """Return a text with a record's file and the record's number in that file."""
         number = self._number(index)
         first = int(self._index.file_offsets[number])
         return f"{self._files[number]}, record {index - first}"
 
     def _number(self, index: int) -> int:
-        """Return the number of the file that holds a record."""
+        """Return the index of the TFRecord file that holds a record."""
         return int(np.searchsorted(self._index.file_offsets, index, "right")) - 1
 
 
@@ -188,7 +188,7 @@ def _folder_of(root: Path, part: str) -> Path | None:
 
 
 def _classes(folder: Path, nb_classes: int) -> list[str]:
-    """Return the names of the classes, in the order of the class numbers."""
+    """Return the names of the class folders, in the order of the class numbers."""
     classes = sorted(path.name for path in _subfolders(folder))
     if len(classes) != nb_classes:
         raise ConfigurationError(

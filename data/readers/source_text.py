@@ -1,7 +1,7 @@
 """Reader of text: the source files of Python's standard library, as sequences of bytes.
 
-The standard library is part of every Python, so no download is needed. Another version of Python
-has other sources. The reader therefore logs a digest of the text; runs with equal digests train on
+The standard library is part of every Python, so no download is needed. The sources differ by
+Python version. The reader therefore logs a digest of the text; runs with equal digests train on
 equal data.
 """
 
@@ -25,11 +25,11 @@ NUM_TEST = 1024
 #: Folders of the standard library that some installations lack, and folders of added packages.
 _SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 _ENDINGS = frozenset({".py", ".txt", ".md"})
-_FEWEST = 2  # least number of files: one for each part
+_FEWEST = 2  # least number of files: one for the train part, one for the test part
 
 
 def read(part: str, data_dir: str | None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return sequences of bytes, and for each byte the next byte.
+    """Return sequences of bytes of a text, and the byte that follows each byte in the text.
 
     Args:
         part: "train" or "test". Of ten files in the order of paths, nine are in the train part and
@@ -78,7 +78,7 @@ def read(part: str, data_dir: str | None) -> tuple[NDArray[np.int32], NDArray[np
 
 
 def _files(folder: Path, endings: frozenset[str]) -> list[Path]:
-    """Return the files to read, sorted by path; the order does not depend on the file system."""
+    """Return the text files to read, sorted by path, independent of the file system's order."""
     paths = [
         path
         for path in folder.rglob("*")

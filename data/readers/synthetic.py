@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 NUM_EXAMPLES = {"train": 4000, "test": 1000}
 _COARSE = 4  # a pattern has 4 x 4 patches
 _NOISE = 80.0  # standard deviation of the noise, in gray levels
-_CHUNK = 256  # images that are generated together
-_LENGTH = 32  # tokens in a sequence
+_CHUNK = 256  # number of images that are generated together, to limit the memory
+_LENGTH = 32  # number of tokens in a generated sequence
 _GRAMMARS = 2
-#: Probabilities of the four tokens that can follow a token.
+#: Probabilities of the four tokens that a grammar allows after each token.
 _NEXT = (0.65, 0.2, 0.1, 0.05)
-_SHARE_OF_LABELS = 0.3  # probability that an example has a label
+_SHARE_OF_LABELS = 0.3  # probability that an example has a given label
 _STREAMS = {"train": 1, "test": 2}
 
 
@@ -32,7 +32,7 @@ def generate(
     seed: int,
     num_examples: int | None = None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """Return the images and labels of one part; equal arguments give equal data.
+    """Return generated images and labels of one part; equal arguments give equal data.
 
     Args:
         part: "train" or "test"; the two parts have the same patterns under different noise.
@@ -110,7 +110,7 @@ def generate_label_sets(
 def generate_tokens(
     part: str, image_size: int, image_depth: int, nb_words: int, seed: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return sequences of tokens, and for each token the next token.
+    """Return generated sequences of tokens, and the token that follows each token.
 
     Each sequence follows one of two grammars. In a grammar, one of four tokens follows a token,
     with fixed probabilities. The best possible perplexity is about 2.7 if the grammar is known.
@@ -158,7 +158,7 @@ def _noisy(
     rng: np.random.Generator,
     noise: float = _NOISE,
 ) -> NDArray[np.uint8]:
-    """Return ``count`` images of ``drawn`` with noise added; works in chunks to save memory."""
+    """Return ``count`` images: the patterns of ``drawn`` plus noise, made in chunks."""
     chunks = []
     for start in range(0, count, _CHUNK):
         chunk = drawn(slice(start, min(count, start + _CHUNK)))

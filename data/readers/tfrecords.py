@@ -34,8 +34,8 @@ from thinwire.ops.types import ConfigurationError
 
 IMAGE, LABEL = "image/encoded", "image/class/label"
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4
-_BUFFER_BYTES = 1 << 18  # the default of tf.data; without the argument tf.data logs a line
-#: Bytes of an image that `_place` searches for first.
+_BUFFER_BYTES = 1 << 18  # tf.data's default; if it is not passed, tf.data logs a line
+#: Number of bytes of an image's start that `_place` searches for first.
 _HEAD_BYTES = 64
 _READERS = 8
 _NAME = r"(?:.*[-_.])?(?:{parts})(?:\.tfrecords?)?-(\d+)-of-(\d+)(?:\.tfrecords?)?"
@@ -43,7 +43,7 @@ _NAME = r"(?:.*[-_.])?(?:{parts})(?:\.tfrecords?)?-(\d+)-of-(\d+)(?:\.tfrecords?
 
 @dataclasses.dataclass(frozen=True)
 class RecordIndex:
-    """Positions and labels of the records of some files, in the order of files and records."""
+    """Positions and labels of the images in TFRecord files, in the order of the records."""
 
     starts: NDArray[np.int64]  # [N] int64, offset of the image in its file, in bytes
     lengths: NDArray[np.int64]  # [N] int64, size of the image in bytes
@@ -52,7 +52,7 @@ class RecordIndex:
 
 
 class _InvalidTfRecord(ValueError):
-    """The file has bytes that are not a valid TFRecord."""
+    """Error: a file has bytes that are not a valid TFRecord."""
 
 
 def files_of(folders: Sequence[Path], parts: Sequence[str]) -> list[Path]:
@@ -89,7 +89,7 @@ def files_of(folders: Sequence[Path], parts: Sequence[str]) -> list[Path]:
 
 
 def index(files: Sequence[Path]) -> RecordIndex:
-    """Return the index of the images in some files: the saved index, or the result of a scan.
+    """Return the index of the images in TFRecord files: the saved index, or else a new scan.
 
     Raises:
         ConfigurationError: A file cannot be read, is truncated or damaged, or a record has no
@@ -127,7 +127,7 @@ def _scan(path: Path) -> NDArray[np.int64]:
 
 @contextlib.contextmanager
 def _explained(path: Path, done: Sized) -> Iterator[None]:
-    """Add the file and the record number to errors; ``done`` has one entry per finished record."""
+    """Add file and record number to errors; ``done`` has one entry per record read so far."""
     import tensorflow as tf
 
     try:
@@ -168,7 +168,7 @@ def _length(header: bytes) -> int:
 
 
 def _image_and_label(record: bytes) -> tuple[bytes, int]:
-    """Return the encoded image and the label of an Example."""
+    """Return the encoded image and the label of a serialized tf.train.Example."""
     import tensorflow as tf
 
     features = tf.train.Example.FromString(record).features.feature
@@ -198,7 +198,7 @@ _State = list[tuple[str, int, int]]  # name, size in bytes and modification time
 
 
 def _load(path: Path, state: _State) -> RecordIndex | None:
-    """Return the saved index of files in this state, or None if no usable index exists."""
+    """Return the saved index if it is usable and the files have the given state, else None."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             if archive["state"].tolist() != [repr(row) for row in state]:
@@ -215,7 +215,7 @@ def _load(path: Path, state: _State) -> RecordIndex | None:
 
 
 def _is_sound(known: RecordIndex, state: _State) -> bool:
-    """Return True if the arrays are consistent and every image lies within its file."""
+    """Return True if an index's arrays are consistent and each image lies within its file."""
     arrays = (known.starts, known.lengths, known.labels, known.file_offsets)
     if any(array.dtype != np.int64 or array.ndim != 1 for array in arrays):
         return False
@@ -230,7 +230,7 @@ def _is_sound(known: RecordIndex, state: _State) -> bool:
 
 
 def _save(path: Path, state: _State, found: RecordIndex) -> None:
-    """Write the index atomically; a folder without write permission is not an error."""
+    """Save the index atomically; only log it if the folder cannot be written."""
     try:
         descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=".npz")
         with os.fdopen(descriptor, "wb") as out:

@@ -58,7 +58,7 @@ class Choices(CodecChoices, DgtChoices):
     max_staleness: int = 0
     local_steps: int | None = None
     local_epochs: int = 0
-    # Settings of the pacer esync.
+    # Settings of the pacer esync (extra local steps while the slowest worker finishes).
     eps: str = "auto"
     query: str = "blocking"
     smoothing: str = "ema:0.5"

@@ -69,16 +69,17 @@ METHODS: dict[str, dict[str, Any]] = {
     "asgd": _DENSE_ASP,
     # Asynchronous SGD with delay compensation. Zheng et al., ICML 2017.
     "dcasgd": _DENSE_ASP | {"weighting": "dc_asgd"},
-    # Bulk synchronous: one update per round of all workers.
+    # Bulk synchronous SGD: the PS takes one step per round, with the updates of all workers.
     "bsp": _DENSE_ASP | {"sync": "bsp"},
     "ssgd": _DENSE_ASP | {"sync": "bsp"},
     # Stale synchronous: no worker is more steps ahead of the slowest worker than the bound. Ho et
     # al., NIPS 2013.
     "ssp": _DENSE_ASP | {"sync": "ssp"},
-    # Grouping-SGD: synchronous groups that step asynchronously, weighted by 1/Y.
-    # Jiang et al., CCGrid 2019.
+    # Grouping-SGD: synchronous groups of workers that step asynchronously to each other, weighted
+    # by 1/Y. Jiang et al., CCGrid 2019.
     "gsp": _DENSE_ASP | {"sync": "gsp", "weighting": "inverse"},
-    # Dual-Way Gradient Sparsification: the residual holds the momentum. ICPP 2020.
+    # Dual-Way Gradient Sparsification: the residual of unsent entries holds the momentum. ICPP
+    # 2020.
     "dgs": _DENSE_ASP | {"codec": "dgs", "down_codec": "auto"},
     # Deep Gradient Compression: momentum correction, factor masking, warm-up.
     # Lin, Han et al., ICLR 2018.
@@ -112,7 +113,8 @@ METHODS: dict[str, dict[str, Any]] = {
     # Reddi et al., ICLR 2021, arXiv 2003.00295.
     "fedopt": _ROUNDS
     | {"weighting": "samples", "server_optimizer": "adam", "local_steps": 20, "global_lr": 0.01},
-    # FedProx: local steps are pulled to the round's model. Li, Sahu et al., arXiv 1812.06127.
+    # FedProx: a proximal term pulls local steps to the weights at the round's start. Li, Sahu et
+    # al., arXiv 1812.06127.
     "fedprox": _ROUNDS | {"weighting": "samples", "local_steps": 20, "prox_mu": 0.01},
     # DiLoCo: many local steps of AdamW, then an outer step with Nesterov's momentum.
     # Douillard et al., arXiv 2311.08105.
@@ -135,7 +137,7 @@ def row_with(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a method's row of METHODS. The user's values replace the row's values.
 
     Args:
-        name: Key of METHODS.
+        name: Name of the method, a key of METHODS.
         given: Interface or hyper-parameter -> the user's value; None if the user has given no
             value.
 
@@ -165,18 +167,19 @@ class Method:
 
     Attributes:
         name: Name of the method, the value of --method.
-        pacer: Policy that decides when a worker pushes.
+        pacer: Policy that decides after which local step a worker pushes.
         codec: Policy that codes (compresses) the workers' updates.
         down_codec: Policy that codes (compresses) the shards' replies.
-        router: Policy that assigns parts of an update to classes of service.
-        sync: Policy that decides which updates are merged, and which workers wait.
+        router: Policy that assigns parts of an update to network classes of service.
+        sync: Policy that decides which workers' updates the PS merges into one step, and which
+            workers wait.
         weighting: Policy that scales each worker's update before the PS merges updates.
         server: Optimizer with which the PS applies merged updates.
         choices: Interface or hyper-parameter -> value, from `row_with`, as text for people and
             summary.json.
         placement: Policy that divides the model among the shards.
-        local: Optimizer of the local steps between two exchanges.
-        bn_sync: True if BatchNorm's moving statistics are averaged over the workers.
+        local: Optimizer with which a worker takes local steps between two exchanges.
+        bn_sync: True if shard 0 averages BatchNorm's moving statistics over the workers.
         schedule_clock: Name of the count (batches or steps) at which the learning rate schedule of
             a script's optimizer is read.
         collective: THROUGH_PS if the PS sums gradients, or the name of the algorithm by which
@@ -224,7 +227,7 @@ class Method:
 
     @property
     def steps_together(self) -> bool:
-        """True if each step of the model takes one mini-batch of every worker."""
+        """True if each step of the PS' optimizer uses one mini-batch of every worker."""
         return self.ends_epochs_together and self.pacer.longest_round == 1
 
     @property

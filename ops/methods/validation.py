@@ -68,7 +68,7 @@ def validate(method: Method) -> list[str]:
 
 
 def _check_kinds(method: Method) -> None:
-    """Reject policies that need gradients if the workers send changes of weights."""
+    """Reject policies that need gradients if the workers push changes of weights."""
     if method.codec.kind is Kind.DELTA and method.takes_local_steps:
         raise ConfigurationError(
             f"--codec={method.choices['codec']} computes a change of weights from every gradient, "
@@ -130,7 +130,7 @@ def _check_collective(method: Method) -> None:
 
 
 def _check_overlap(method: Method) -> None:
-    """Reject --overlap if the next step must start from the shards' answer."""
+    """Reject --overlap if a worker's next step must start from the shards' answer."""
     obstacle = why_no_overlap(method)
     if method.overlap and obstacle is not None:
         raise ConfigurationError(
@@ -197,7 +197,7 @@ def _check_server(method: Method) -> None:
 
 
 def _check_local(method: Method) -> None:
-    """Reject settings of local steps if workers take no local steps."""
+    """Reject flags for the optimizer of local steps if workers take no local steps."""
     defaults = describe(LocalUpdate())
     flags = [
         LOCAL_FLAGS[name]
@@ -213,7 +213,7 @@ def _check_local(method: Method) -> None:
 
 
 def _check_ahead(method: Method) -> None:
-    """Reject --error_ahead if workers take no local steps."""
+    """Reject --error_ahead (start local steps at weights plus residual) without local steps."""
     if method.ahead and not method.takes_local_steps:
         raise ConfigurationError(
             f"--error_ahead={method.ahead:g}: a worker takes local steps only with --pacer=esync, "
@@ -251,8 +251,8 @@ def refuse_local_epochs(method: Method, who: str) -> None:
     """Reject --local_epochs in a training loop without epochs.
 
     Args:
-        method: The run's method.
-        who: Name of the training loop, for the message.
+        method: Training method of the run.
+        who: Name of the training loop, for the error message.
 
     Raises:
         ConfigurationError: The method's rounds end with epochs.
@@ -268,8 +268,8 @@ def refuse_script_steps(method: Method, who: str) -> None:
     """Reject steps of a script's optimizer in a run without a script.
 
     Args:
-        method: The run's method.
-        who: Name of the program that computes gradients, for the message.
+        method: Training method of the run.
+        who: Name of the program that computes gradients, for the error message.
 
     Raises:
         ConfigurationError: In this method a script's optimizer steps on the workers.
@@ -480,7 +480,7 @@ def check_averages(method: Method, num_averaged: int) -> None:
     """Reject --dp_noise if values other than weights are averaged, because they get no noise.
 
     Args:
-        method: The run's method.
+        method: Training method of the run.
         num_averaged: Number of the values, such as moving statistics, that shard 0 averages over
             the workers.
 

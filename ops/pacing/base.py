@@ -31,7 +31,7 @@ class Pacer(Policy, Protocol):
 
     @property
     def longest_round(self) -> int:
-        """Largest number of local steps in a round; 0 means no limit."""
+        """Largest number of local steps that a worker takes in a round; 0 means no limit."""
 
     @property
     def local_epochs(self) -> int:
@@ -63,10 +63,10 @@ class QueryingPacer(Pacer, Protocol):
 
     @property
     def summary_name(self) -> str:
-        """Name of the state server's block in summary.json."""
+        """Name of the pacer's block in the run's summary.json."""
 
     def init(self) -> State:
-        """Return empty records, for a cluster without workers."""
+        """Return the state server's empty records, for a cluster without workers."""
 
     def record(self, report: PaceReport, state: State) -> State:
         """Record a worker's report; return the new records."""
@@ -88,10 +88,10 @@ class QueryingPacer(Pacer, Protocol):
         """Record that a worker has pushed, with or without an answer to its query."""
 
     def released(self, workers: Sequence[int], state: State) -> State:
-        """Begin a new round for `workers`: their records wait for the round's first report."""
+        """Begin a new round for `workers`, whose records then wait for the round's first report."""
 
     def left(self, worker: int, state: State) -> State:
         """Delete the state server's records of a worker that left the run."""
 
     def summary(self, state: State) -> State:
-        """Return the state server's block of the run's summary."""
+        """Return the content of the pacer's block in the run's summary."""

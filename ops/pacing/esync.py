@@ -47,14 +47,15 @@ class Esync:
     """ESync's pacer: push when the group's slowest live worker is about to finish its step.
 
     Attributes:
-        summary_name: Name of the state server's block in summary.json.
+        summary_name: Name of the pacer's block in the run's summary.json.
         eps: Time by which workers push before the slowest worker's expected step end, in seconds,
             or "auto".
         query: "blocking": wait for the answer before each local step. "delayed": continue to train
             until the answer arrives.
         smoothing: Smoothing of step times: "ema:A" (moving average, weight A of the newest time),
             "max:M" (maximum of the last M times), or "none".
-        max_local_steps: Largest number of local steps in a round; 0 means no limit.
+        max_local_steps: Largest number of local steps that a worker takes in a round; 0 means no
+            limit.
     """
 
     summary_name: ClassVar[str] = "esync"
@@ -91,7 +92,7 @@ class Esync:
 
     @property
     def longest_round(self) -> int:
-        """Largest number of local steps in a round; 0 means no limit."""
+        """Largest number of local steps that a worker takes in a round; 0 means no limit."""
         return self.max_local_steps
 
     def push_now(self, local_steps: int) -> bool:
@@ -105,7 +106,7 @@ class Esync:
         return {"records": {}, "query_seconds": []}
 
     def record(self, report: PaceReport, state: State) -> State:
-        """Record a worker's report."""
+        """Record a worker's report (its step times and local steps) in the worker's record."""
         record = _record_of(report.worker, state)
         record["begun"] = True
         # A worker begins a round after a rejected push, too. `released` never runs for a rejected
@@ -138,7 +139,8 @@ class Esync:
             state: The records.
         """
         record = state["records"][worker]
-        if record["local_steps"] == 0 or worker not in members:  # a round needs at least one step
+        # No push: a round needs at least one local step.
+        if record["local_steps"] == 0 or worker not in members:
             return False, state
         record["ready"] = record["ready"] or self._is_time(worker, members, now, state)
         return bool(record["ready"]), state
@@ -149,7 +151,7 @@ class Esync:
         return state
 
     def released(self, workers: Sequence[int], state: State) -> State:
-        """Begin a new round for `workers`: their records wait for the round's first report."""
+        """Begin a new round for `workers`, whose records then wait for the round's first report."""
         for worker in workers:
             if worker in state["records"]:
                 state["records"][worker].update(begun=False, ready=False, local_steps=0)
@@ -239,7 +241,7 @@ def _record_of(worker: int, state: State) -> State:
 
 
 def _parse_smoothing(text: str) -> tuple[str, float]:
-    """Return ("ema", weight of the newest time) or ("max", number of times)."""
+    """Parse a smoothing: return ("ema", weight of the newest time) or ("max", number of times)."""
     if text == "none":
         return "ema", 1.0
     match = re.fullmatch(r"(?:ema:(0?\.\d+|1(?:\.0)?)|max:([1-9]|[12]\d|3[01]))", text)

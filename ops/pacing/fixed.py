@@ -18,12 +18,12 @@ class Every:
 
     @property
     def kind(self) -> Kind:
-        """Kind of the pushed updates: always gradients."""
+        """Kind of the pushed updates: the pacer `every` always pushes gradients."""
         return Kind.GRADIENT
 
     @property
     def longest_round(self) -> int:
-        """Largest number of local steps in a round: always 1."""
+        """Largest number of local steps in a round: 1, because every step is pushed."""
         return 1
 
     def push_now(self, local_steps: int) -> bool:
@@ -38,7 +38,7 @@ class Fixed:
     With H = 1 the worker pushes the gradient itself, so that `fixed` equals `every`.
 
     Attributes:
-        local_steps: H, the number of local steps in a round.
+        local_steps: Number H of local steps that a worker takes in a round.
         local_epochs: Number of passes over the worker's examples in a round, instead of H. 0 means
             that a round has H local steps.
         pass_steps: Number of mini-batches in one pass over the worker's examples, which `of_part`

@@ -40,9 +40,9 @@ def epsilon(noise: float, rounds: int, delta: float) -> float:
     zeros with one of the data sets.
 
     Args:
-        noise: Noise multiplier, above 0.
+        noise: Noise multiplier (deviation of the sum's noise / clip), above 0.
         rounds: Number of releases (merged rounds) so far.
-        delta: delta of the guarantee, above 0 and below 1.
+        delta: The delta of the privacy guarantee, above 0 and below 1.
     """
     if not rounds:
         return 0.0

@@ -17,7 +17,7 @@ class Privacy(Policy, Protocol):
 
     @property
     def clip(self) -> float:
-        """Largest L2 norm of a worker's update in a round; 0 means no bound."""
+        """Largest allowed L2 norm of a worker's update in a round; 0 means no bound."""
 
     @property
     def adds_noise(self) -> bool:
@@ -39,8 +39,8 @@ class Privacy(Policy, Protocol):
         Args:
             mean: Mean of the round's updates, in the shard's coordinates.
             count: Number of updates in the mean.
-            size: Number of entries of the shard.
-            version: Version of the shard before the round.
+            size: Number of entries of the shard's part of the model.
+            version: Version of the shard's weights before the round.
             state: The policy's state on this shard, from `init`.
         """
 
@@ -53,7 +53,7 @@ class NoPrivacy:
     adds_noise: ClassVar[bool] = False
 
     def around(self, codec: Codec) -> Codec:
-        """Return the codec unchanged."""
+        """Return the codec unchanged, because the policy clips no updates."""
         return codec
 
     def init(self, secret: bytes) -> State:

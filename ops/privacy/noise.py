@@ -21,9 +21,9 @@ def noised(mean: Update, size: int, deviation: float, version: int, key: bytes) 
 
     Args:
         mean: Mean of the round's updates, in the shard's coordinates.
-        size: Number of entries of the shard.
+        size: Number of entries of the shard's part of the model.
         deviation: Standard deviation of the noise in each entry.
-        version: Version of the shard before the round.
+        version: Version of the shard's weights before the round.
         key: Secret random bytes of the shard.
     """
     values = np.zeros(size, np.float32)

@@ -43,7 +43,7 @@ def joined(blocks: Sequence[Block], layout: ShardLayout) -> tuple[Block, ...]:
 
 
 def _fit(one: Block, other: Block) -> bool:
-    """Return True if one block can hold the entries of two neighboring blocks."""
+    """Return True if one joined block can hold the entries of two neighboring blocks."""
     for block in (one, other):
         is_plain = type(block) is Block and type(block.values) is CodedValues
         if not is_plain or block.indices is None or not isinstance(block.values.data, np.ndarray):
@@ -71,7 +71,7 @@ class SlicesInModel:
     """The ranges of a shard's slices in the flat model.
 
     Args:
-        spec: The model.
+        spec: Paths, shapes and dtypes of the model's variables.
         layout: Layout of the shard: its slices of variables.
     """
 
@@ -151,7 +151,7 @@ def flatten(blocks: Sequence[Block], layout: ShardLayout, kernels: Kernels) -> U
 
 
 def _positions(blocks: Sequence[Block], layout: ShardLayout) -> Int64:
-    """Return a new array with the ascending shard indices of the blocks' entries."""
+    """Return a new array with the blocks' ascending positions in the shard's flat buffer."""
     parts = []
     for block in blocks:
         indices = np.arange(block.size) if block.indices is None else block.indices

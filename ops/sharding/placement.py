@@ -34,15 +34,15 @@ class Placement(Policy, Protocol):
 
     @property
     def name(self) -> str:
-        """The value of --placement that selects this policy."""
+        """The value of the flag --placement that selects this policy."""
 
     def place(self, spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[ShardLayout, ...]:
         """Return one layout per shard.
 
         Args:
-            spec: The model.
-            num_shards: Number of shards, 1 or more.
-            cuts: True if a shard may hold a part of a variable.
+            spec: Paths, shapes and dtypes of the model's variables.
+            num_shards: Number of PS shards, 1 or more.
+            cuts: True if the policy may cut a variable, so that a shard holds a part of it.
 
         Raises:
             ConfigurationError: A shard would have no entries.
@@ -51,7 +51,7 @@ class Placement(Policy, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ByHash:
-    """Cut large tensors into equal slices; put each other tensor on the least loaded shard."""
+    """Placement that cuts large tensors into equal slices and spreads small tensors evenly."""
 
     name: ClassVar[str] = "hash"
 
@@ -70,7 +70,8 @@ class BySpeed:
     size^2 / speed is minimal. Only tensors of more than 1,000,000 entries are cut.
 
     Attributes:
-        ps_speeds: Speed of each shard, in any unit, fast to slow. Empty means equal speeds.
+        ps_speeds: Speed of each PS shard, in any unit, in order from fast to slow. Empty means
+            equal speeds.
 
     Source: Jiang et al. (CCGrid 2019): servers fast to slow hold lower to higher layers.
     Differences: the paper's code cuts equal ranges of keys and ignores sizes and speeds.
@@ -80,7 +81,7 @@ class BySpeed:
     name: ClassVar[str] = "speed"
 
     def __post_init__(self) -> None:
-        """Reject speeds that are not positive and finite, or that do not descend."""
+        """Reject shard speeds that are not positive and finite, or not in descending order."""
         written = ",".join(f"{speed:g}" for speed in self.ps_speeds)
         if any(not (0 < speed < math.inf) for speed in self.ps_speeds):
             raise ConfigurationError(
@@ -130,7 +131,7 @@ def best_cuts(points: Sequence[int], speeds: Sequence[float]) -> list[int]:
 
     Args:
         points: [P + 1] ascending positions of the possible cuts, with both ends of the line.
-        speeds: [S] speeds of the blocks, in order; S <= P.
+        speeds: [S] speeds of the shards that hold the blocks, in order; S <= P.
 
     Returns:
         [S + 1] ascending indices into `points`, from 0 to P. The largest value of size / speed is
@@ -183,14 +184,14 @@ def _cheapest(
 
 
 def _cut_points(spec: ModelSpec, cuts: bool) -> list[int]:
-    """Return the possible cut points of the flat model: between and within its tensors."""
+    """Return the positions, between and within tensors, where the flat model may be cut."""
     points = [0]
     step = max(1, MAX_SLICE_ENTRIES // _CUTS_PER_SLICE, spec.num_parameters // _MOST_CUTS)
     for start, tensor in zip(spec.offsets, spec.tensors, strict=False):
         if cuts and tensor.size > MAX_SLICE_ENTRIES:
             points += range(start + step, start + tensor.size, step)
         points.append(start + tensor.size)
-    return sorted(set(points))  # a tensor without entries would repeat its neighbor's point
+    return sorted(set(points))  # set: a tensor without entries repeats its neighbor's point
 
 
 def _layout(spec: ModelSpec, start: int, stop: int) -> ShardLayout:

@@ -38,9 +38,9 @@ def place_tensors(spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[
     tensor number and the lower shard number.
 
     Args:
-        spec: The model.
-        num_shards: Number of shards, 1 or more.
-        cuts: True if a shard may hold a part of a variable.
+        spec: Paths, shapes and dtypes of the model's variables.
+        num_shards: Number of PS shards, 1 or more.
+        cuts: True if a variable may be cut, so that a shard holds a part of it.
 
     Returns:
         One layout per shard, with its slices in tensor order.
@@ -107,7 +107,7 @@ def part_of_layout(layout: ShardLayout, numbers: Sequence[int]) -> tuple[ShardLa
 
     Args:
         layout: The layout of the shard, for the whole model.
-        numbers: Numbers of the variables, ascending.
+        numbers: Numbers of the variables in the model, ascending.
 
     Returns:
         The layout for `part_of_spec(spec, numbers)`, and the numbers of its slices in `layout`.

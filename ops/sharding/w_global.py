@@ -73,7 +73,7 @@ class SharedVariables:
         return len(self._variables)
 
 
-#: The registry of the model being built; ``from thinwire import W_global``.
+#: The registry of the model that user code builds now; ``from thinwire import W_global``.
 W_global = SharedVariables()
 
 
@@ -85,7 +85,8 @@ def shared_variables(
     Args:
         model: The model that was built last, with its variables created.
         stepped: The variables that a training step passes to the optimizer; None if unknown.
-        numbers_paths: True if variables may have equal paths; see `model_spec`.
+        numbers_paths: True if variables may have equal paths, to which `model_spec` appends
+            numbers.
 
     Returns:
         The variables in W_global and in the ``tf.compat.v1`` collection of the same name. If

@@ -12,7 +12,7 @@ from thinwire.supervisor.report.writer import write_comparison
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare the runs named on the command line; return the exit code."""
+    """Write a page that compares the runs named on the command line; return the exit code."""
     parser = ReportArguments(prog="thinwire report", description="Compare finished runs.")
     parser.add_argument("runs", metavar="RUN", nargs="+", help="The --run_dir of a run. [folder]")
     parser.add_argument(

@@ -10,8 +10,8 @@ EXIT_CONFIGURATION = 2
 
 
 class ReportArguments(argparse.ArgumentParser):
-    """Argument parser that exits with the roles' exit code for a bad flag."""
+    """Argument parser that exits with Thinwire's exit code for a bad flag."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the error and exit."""
+        """Print the error message and exit the process."""
         self.exit(_EXIT_BAD_FLAG, f"{self.format_usage()}{self.prog}: {message}\n")

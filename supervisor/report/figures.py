@@ -19,9 +19,9 @@ from thinwire.runtime.telemetry.run_status import Histogram
 _DOTS_PER_INCH = 180
 _MOST_STALENESS_BARS = 40
 _MOST_LABELLED_WORKERS = 32
-_LONGEST_NAME = 36  # characters of a run's name in a legend
+_LONGEST_NAME = 36  # largest number of characters of a run's name in a legend
 _LINE_STYLES = ("-", "--", ":", "-.")
-_LOG_SPREAD = 8.0  # cost ratio of runs above which the axis is logarithmic
+_LOG_SPREAD = 8.0  # if the runs' costs differ by a larger factor, the axis is logarithmic
 #: Parts of a worker's time: (key in summary.json, name in the legend).
 TIME_PARTS = (
     ("compute_seconds", "compute"),
@@ -33,7 +33,7 @@ TIME_PARTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Theme:
-    """Colors of one theme; the ``series`` colors are distinguishable for color-blind readers."""
+    """Colors of a light or dark theme; color-blind readers can distinguish ``series`` colors."""
 
     background: str
     text: str
@@ -62,7 +62,7 @@ THEMES: Mapping[str, Theme] = {
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """Values of a metric and their costs in the base unit, for one run."""
+    """Values of a metric in one run, and the cost (seconds, bytes or updates) of each value."""
 
     name: str
     costs: Sequence[float]
@@ -80,7 +80,7 @@ class Quantity:
 
     label: str
     unit: str = ""
-    size: float = 1.0  # size of the unit in the metric's own unit: 0.01 for percent
+    size: float = 1.0  # metric value of one unit: 0.01 for percent
 
     @classmethod
     def of(cls, metric: str) -> Quantity:
@@ -89,7 +89,7 @@ class Quantity:
         return cls(f"Test {words}", "%", 0.01) if is_share(metric) else cls(f"Test {words}")
 
     def written(self, value: float) -> str:
-        """Return a value that is given in the unit as text."""
+        """Return a value, given in this quantity's unit, as text with the unit."""
         return f"{value:.1f} {self.unit}" if self.unit else f"{value:.4g}"
 
 
@@ -101,7 +101,7 @@ class Axis:
     units: tuple[tuple[str, float], ...]
 
     def unit_for(self, largest: float) -> tuple[str, float]:
-        """Return the largest unit in which ``largest`` is 10 or more, otherwise the smallest."""
+        """Return the largest unit in which ``largest`` is 10 or more, or else the smallest unit."""
         fitting = [unit for unit in self.units if largest >= 10 * unit[1]]
         return fitting[-1] if fitting else self.units[0]
 
@@ -114,7 +114,8 @@ UPDATES = Axis("Updates applied", (("", 1.0),))
 def metric_figure(curves: Sequence[Curve], axis: Axis, quantity: Quantity, theme: Theme) -> bytes:
     """Draw a test metric against a cost, one line per run.
 
-    A single curve is labeled with its last value. Several curves have a legend above the axes.
+    A single curve is labeled with the last value. For several curves, a legend stands above the
+    axes.
     """
     figure, axes = empty_axes(theme, width_inches=5.2, height_inches=3.5)
     logarithmic = _spread([max(curve.costs, default=0) for curve in curves]) > _LOG_SPREAD
@@ -169,10 +170,10 @@ def staleness_figure(staleness: Histogram, theme: Theme) -> bytes:
 
 
 def time_figure(workers: Sequence[Mapping[str, Any]], theme: Theme) -> bytes:
-    """Draw the parts of each worker's time, one stacked bar per worker.
+    """Draw where each worker spent its time, one stacked bar per worker.
 
     Args:
-        workers: Rows of ``workers`` in summary.json.
+        workers: Rows of ``workers`` in summary.json, one row per worker.
         theme: Colors of the figure.
     """
     figure, axes = empty_axes(theme, 5.2, height_of_bars(len(workers)))
@@ -206,7 +207,7 @@ def stack_bars(
     Args:
         axes: Matplotlib axes to draw on.
         ids: Identifiers of the workers, from the top.
-        bars: Parts of the bars: (name, width for every worker, color).
+        bars: Parts of the stacked bars: (name, width for every worker, color).
         theme: Colors of the figure.
     """
     from matplotlib.collections import PolyCollection
@@ -217,7 +218,8 @@ def stack_bars(
     edge: dict[str, Any] = {"edgecolor": theme.background, "linewidth": 0.6 if has_edges else 0}
     for name, widths, colour in bars:
         stops = [start + width for start, width in zip(starts, widths, strict=True)]
-        # One artist per part: one artist per bar takes half a minute with a thousand workers.
+        # One matplotlib artist draws a part of all bars. One artist per bar takes half a minute
+        # with a thousand workers.
         corners = [
             [(start, row - 0.36), (stop, row - 0.36), (stop, row + 0.36), (start, row + 0.36)]
             for row, start, stop in zip(positions, starts, stops, strict=True)
@@ -232,7 +234,7 @@ def stack_bars(
 
 
 def empty_axes(theme: Theme, width_inches: float, height_inches: float) -> tuple[Any, Any]:
-    """Return a figure and its only axes, in the theme's colors."""
+    """Return a matplotlib figure with one axes object, in the theme's colors."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -254,7 +256,7 @@ def empty_axes(theme: Theme, width_inches: float, height_inches: float) -> tuple
 
 
 def to_png(figure: Any, axes: Any, theme: Theme, note: str = "") -> bytes:
-    """Return the figure as PNG bytes; a note replaces axes without data."""
+    """Return the figure as PNG bytes; axes without data show a note."""
     if note:
         axes.set_axis_off()
         axes.text(0.5, 0.5, note, color=theme.muted, ha="center", va="center", fontsize=11)
@@ -267,7 +269,7 @@ def to_png(figure: Any, axes: Any, theme: Theme, note: str = "") -> bytes:
 
 
 def legend_above(axes: Any, theme: Theme, num_columns: int) -> None:
-    """Put the legend above the axes, left-aligned."""
+    """Put the figure's legend above the axes, left-aligned."""
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(0.0, 1.0),
@@ -299,7 +301,7 @@ def _scale_logarithmically(axes: Any) -> None:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Return the ratio of the largest to the smallest positive value; 1 without positive values."""
+    """Return the largest divided by the smallest positive value; 1 without positive values."""
     positive = [value for value in values if value > 0]
     return max(positive) / min(positive) if positive else 1.0
 
@@ -340,8 +342,8 @@ def known_rows(workers: Rows) -> list[Mapping[str, Any]]:
 def split_figure(workers: Rows, theme: Theme) -> bytes:
     """Draw the number of examples of each label per worker, one stacked bar per worker.
 
-    With an even split all bars are equal. A bar of few colors is a worker with few labels, and a
-    short bar is a worker with few examples.
+    If the training set is split evenly, all bars are equal. A bar of few colors is a worker with
+    few labels. A short bar is a worker with few examples.
     """
     known = known_rows(workers)
     figure, axes = empty_axes(theme, 5.2, height_of_bars(len(known)))
@@ -365,7 +367,7 @@ def split_figure(workers: Rows, theme: Theme) -> bytes:
 
 
 def split_csv(workers: Rows) -> str:
-    """Return the examples per worker and label as CSV: one row per worker, then the row's sum."""
+    """Return the examples per worker and label as CSV: one row per worker, with the sum last."""
     known = known_rows(workers)
     labels = _labels(known)
     text = io.StringIO()
@@ -386,7 +388,7 @@ def _check(labels: Any) -> None:
 
 
 def _labels(workers: Rows) -> list[int]:
-    """Return every label that a worker holds, in ascending order."""
+    """Return the labels of all workers' examples, in ascending order."""
     return sorted({int(label) for worker in workers for label in worker["labels"]})
 
 

@@ -1,7 +1,7 @@
 """HTML of a report: one file without scripts or external resources, in a light and a dark theme.
 
-`run_page` and `comparison_page` make whole pages. `table` and `figures` make tables with formatted
-and escaped values. `tables` makes the tables of a run's datagrams.
+`run_page` and `comparison_page` make whole pages. `table` and `figures` make HTML tables with
+formatted and escaped values. `tables` makes the tables of a run's datagrams.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def figures(head: str, rows: Sequence[tuple[str, Mapping[str, Any]]], shown: Sho
     Args:
         head: Title of the column of names.
         rows: Rows of the table: (name, values by key).
-        shown: Columns after the column of names.
+        shown: Columns of values, which follow the column of names.
     """
     lines = [
         f"<th>{text(name)}</th>"
@@ -67,17 +67,17 @@ def figures(head: str, rows: Sequence[tuple[str, Mapping[str, Any]]], shown: Sho
 
 
 def text(value: Any) -> str:
-    """Return the value as escaped HTML text."""
+    """Return a value as escaped HTML text."""
     return html.escape(str(value))
 
 
 def is_number(value: Any) -> bool:
-    """Return True if the value is a number; a bool is not a number."""
+    """Return True if a value is an int or float; False for a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _shown(write: Callable[[float], str]) -> Callable[[Any], str]:
-    """Return a formatter that shows a value that is no number as a dash."""
+    """Return a formatter that calls another formatter for numbers and shows a dash otherwise."""
     return lambda value: write(value) if is_number(value) else ABSENT
 
 
@@ -86,7 +86,7 @@ number = _shown(lambda value: f"{value:.4g}")
 
 
 def written(metric: str) -> Callable[[Any], str]:
-    """Return the function that formats a metric of this name."""
+    """Return the function that formats the values of a metric."""
     return percent if is_share(metric) else number
 
 
@@ -133,13 +133,13 @@ _WORKER: Shown = (
 
 
 def block_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the summary's datagram counters; empty if no datagrams were sent."""
+    """Return the summary's datagram counters; an empty dict if the run sent no datagrams."""
     block = summary.get(BLOCK)
     return block if isinstance(block, dict) else {}
 
 
 def tables(summary: Mapping[str, Any]) -> str:
-    """Return tables of the datagram channels, of the workers, and of unsent and dropped ones."""
+    """Return HTML tables of datagram counts: by channel, by worker, unsent and dropped."""
     block = block_of(summary)
     if not block:
         return ""
@@ -161,7 +161,7 @@ def tables(summary: Mapping[str, Any]) -> str:
 
 
 def _reasons(block: Mapping[str, Any]) -> str:
-    """Return a table of the counters by reason, one line per kind of counter."""
+    """Return an HTML table of datagram counters by reason, one row per kind of counter."""
     titles = {
         "blocks": "blocks",
         "unsent": "datagrams not sent",
@@ -226,7 +226,7 @@ tr.differs td, tr.differs th:first-child { background: var(--tint); }
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A picture: file name without ending, title, and PNG bytes for each theme."""
+    """A picture of a page: file name without ending, title, and PNG bytes for each theme."""
 
     name: str
     title: str
@@ -244,9 +244,9 @@ class RunSection:
 
 @dataclasses.dataclass(frozen=True)
 class _Column:
-    """A column of the summary table.
+    """A column of the table that summarizes runs.
 
-    ``better`` is the function that picks the best value; None if no value is better.
+    ``better`` is the function that picks the best of several values; None marks no best value.
     """
 
     title: str
@@ -256,7 +256,7 @@ class _Column:
 
 
 def run_page(run: RunSection, curves: Sequence[Picture]) -> str:
-    """Return the page of one run."""
+    """Return the HTML page of one run."""
     body = [_header(run.name, _one_line(run.summary)), _tiles(run.summary)]
     body += ["<h2>Metrics and their costs</h2>", _pictures(curves, "curves")]
     body += ["<h2>Staleness, time and data</h2>", _pictures(run.pictures)]
@@ -270,7 +270,7 @@ def run_page(run: RunSection, curves: Sequence[Picture]) -> str:
 
 
 def comparison_page(runs: Sequence[RunSection], curves: Sequence[Picture]) -> str:
-    """Return the page that compares runs."""
+    """Return the HTML page that compares several runs."""
     title = f"{len(runs)} runs compared" if len(runs) > 1 else runs[0].name
     body = [_header(title, " · ".join(run.name for run in runs))]
     body += ["<h2>Summary</h2>", _summary_table(runs)]
@@ -331,7 +331,7 @@ def _tiles(summary: Mapping[str, Any]) -> str:
 
 
 def _target_tile(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the tile with the time to the run's target; empty without a target."""
+    """Return the HTML tile with the run's time to its target; empty text without a target."""
     target = summary.get("target")
     if not isinstance(target, dict):
         return []
@@ -359,7 +359,7 @@ def _data_uri(png: bytes) -> str:
 
 
 def _summary_table(runs: Sequence[RunSection]) -> str:
-    """Return a table with one row per run; the best of several different values is marked."""
+    """Return an HTML table with one row per run; the best value of a column is marked."""
     columns = _summary_columns([run.summary for run in runs])
     rows: list[list[str]] = [[f"<th>{text(run.name)}</th>"] for run in runs]
     for column in columns:
@@ -398,7 +398,7 @@ def _summary_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
 
 
 def _metric_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
-    """Return two columns for each leading metric: the final value and the best value."""
+    """Return two columns for each shown metric: the final value and the best value."""
     names = dict.fromkeys(name for summary in summaries for name in ranges_in(summary))
     columns = []
     for name in _leading(names):
@@ -416,13 +416,13 @@ def _metric_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
 
 
 def _leading(names: Iterable[str]) -> list[str]:
-    """Return the first few metrics that are shown: accuracy first, loss last."""
+    """Return the names of the metrics that the page shows: accuracy first, loss last."""
     ordered = sorted(names, key=lambda name: (name != ACCURACY, name == "loss"))
     return ordered[:_MOST_METRICS_SHOWN]
 
 
 def _datagram_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
-    """Return the fresh and fill columns if any run sent datagrams, otherwise no column."""
+    """Return the columns fresh and fill if a run sent datagrams; an empty list if none did."""
     if not any(map(block_of, summaries)):
         return []
     return [
@@ -446,7 +446,7 @@ def _mark_column(mark: str) -> _Column:
 
 
 def _policies_table(runs: Sequence[RunSection]) -> str:
-    """Return a table with one row per policy interface; rows that differ by run are tinted."""
+    """Return an HTML table of the runs' policies; rows in which the runs differ are tinted."""
     names = dict.fromkeys(name for run in runs for name in run.summary["seams"])
     rows = []
     for interface in names:

@@ -25,7 +25,7 @@ from thinwire.runtime.telemetry.run_status import SUMMARY_SCHEMA, Histogram, Run
 from thinwire.supervisor.metrics_log import STATUS_KIND, evaluations_in, read_lines
 from thinwire.supervisor.report import figures, page
 
-#: Largest number of metrics that are drawn.
+#: Largest number of metrics that a report draws.
 _MOST_METRICS = 12
 _LONGEST_FILE_NAME = 100
 _OBJECTS = ("seams", "time_to_accuracy", "staleness", "rejected_pushes", "membership")
@@ -99,11 +99,11 @@ def write_report(run_dir: str | os.PathLike[str]) -> pathlib.Path:
 def write_comparison(
     run_dirs: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str]
 ) -> pathlib.Path:
-    """Write one self-contained page that compares runs.
+    """Write one self-contained HTML page that compares several runs.
 
     Raises:
         ConfigurationError: A run's files are missing or damaged; no page is written.
-        FileNotFoundError: The page's folder does not exist; no picture is drawn.
+        FileNotFoundError: The folder for the page does not exist; no picture is drawn.
     """
     path = pathlib.Path(output)
     if not path.parent.is_dir():
@@ -117,7 +117,7 @@ def write_comparison(
 
 
 def distinct_names(run_dirs: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return a unique name per folder: its last path parts, as many as are needed."""
+    """Return a unique name per folder: as many last parts of its path as are needed."""
     parts = [pathlib.Path(run_dir).resolve().parts for run_dir in run_dirs]
     names = [part[-1] for part in parts]
     for depth in range(2, max(map(len, parts)) + 1):
@@ -131,7 +131,7 @@ def distinct_names(run_dirs: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 def curve_pictures(runs: Sequence[ReportedRun]) -> list[page.Picture]:
-    """Draw the first metric against time, bytes and updates, all further metrics against updates.
+    """Draw the first metric against time, bytes and updates, later metrics against updates.
 
     A metric's picture shows all runs that have the metric.
     """
@@ -183,7 +183,7 @@ def _file_names(names: Sequence[str]) -> list[str]:
 
 
 def run_pictures(run: ReportedRun) -> list[page.Picture]:
-    """Draw the pictures of a single run: staleness, time of the workers, and labels."""
+    """Draw the pictures of one run: staleness of updates, workers' time, workers' labels."""
     themes = figures.THEMES.items()
     delays = {key: figures.staleness_figure(run.staleness, theme) for key, theme in themes}
     times = {key: figures.time_figure(run.summary["workers"], theme) for key, theme in themes}
@@ -206,7 +206,7 @@ _COSTS: Mapping[str, tuple[figures.Axis, str, Callable[[Evaluation], float]]] = 
 
 
 def _check_summary(summary: Any) -> None:
-    """Check the entries that the pictures and tables use; raise ValueError for a bad entry."""
+    """Check the summary entries that a report uses; raise ValueError for a bad entry."""
     if not isinstance(summary, dict) or summary.get("schema") != SUMMARY_SCHEMA:
         raise ValueError(f"{SUMMARY_FILE} is not a summary of schema {SUMMARY_SCHEMA}")
     for key in _OBJECTS:
@@ -229,7 +229,7 @@ def _check_summary(summary: Any) -> None:
 
 
 def _last_staleness(lines: Sequence[dict[str, Any]]) -> Histogram:
-    """Return the staleness in the newest status; an empty histogram without a status."""
+    """Return the newest status's staleness histogram; an empty one without a status."""
     for line in reversed(lines):
         if line.get("kind") == STATUS_KIND:
             status = {name: value for name, value in line.items() if name != "kind"}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from thinwire.tools.recorded import RecordedRun
 
-#: Credential flags, named as the flags of a node: name -> help.
+#: Flags for the credentials of a command, named like the flags of a node: name -> help text.
 CREDENTIAL_FLAGS = {
     "tls_cert": "Certificate of a Supervisor of the run, in PEM form.",
     "tls_key": "Private key of the certificate in --tls_cert.",
@@ -37,7 +37,7 @@ def make_parser(command: str, about: str, seconds: float, purpose: str) -> argpa
 
 
 def add_credential_flags(parser: argparse.ArgumentParser, default: str) -> None:
-    """Add the credential flags; ``default`` is the help text for a flag that is not given."""
+    """Add the credential flags to a parser; ``default`` is help text for omitted flags."""
     for name, text in CREDENTIAL_FLAGS.items():
         parser.add_argument(f"--{name}", metavar="FILE", help=f"{text} [file; default {default}]")
 
@@ -49,10 +49,10 @@ def is_address(text: str) -> bool:
 
 
 def find(run: str) -> RecordedRun | str:
-    """Return the run directory, or the address of shard 0, that a user names.
+    """Return the run directory, or shard 0's address, that the user's argument RUN names.
 
     Raises:
-        ConfigurationError: The text names neither a run directory nor an address.
+        ConfigurationError: The argument is neither a run directory nor ``host:port``.
     """
     from thinwire.ops.types import ConfigurationError
     from thinwire.tools.recorded import RecordedRun

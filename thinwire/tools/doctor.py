@@ -26,7 +26,7 @@ _PORT = 2223
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the checks for the command line; return the exit code."""
+    """Run the checks that the command line selects; return the exit code."""
     options = parser().parse_args(arguments)
     from thinwire.ops.types import ConfigurationError
     from thinwire.runtime.run.settings import EXIT_CONFIGURATION
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+    """Return the parser of the command line of `thinwire doctor`."""
     argument_parser = argparse.ArgumentParser(
         prog="thinwire doctor",
         description=_ABOUT,
@@ -104,7 +104,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def examine(given: argparse.Namespace) -> Iterator[Finding]:
-    """Yield all findings in order; the checks of shards and hosts run in parallel threads.
+    """Yield the findings of all checks in order; shards and hosts are checked in parallel.
 
     Args:
         given: Parsed command line.
@@ -147,6 +147,7 @@ def examine(given: argparse.Namespace) -> Iterator[Finding]:
             yield machine.port(given.port)
         for shard_findings in shards:
             yield from shard_findings()
-        # The TensorFlow check measures a training step, so all threads must have finished before.
+        # The TensorFlow check times a training step, so the threads of the shard and host checks
+        # must have ended.
         yield from host_findings()
         yield from machine.tensorflow(given.seconds)

@@ -1,4 +1,4 @@
-"""Findings of the checks of `thinwire doctor`: one line each, with advice."""
+"""Findings of the checks of `thinwire doctor`: each is one line of text with advice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CODES: dict[Level, int] = {"ok": 0, "warning": 1, "problem": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Result of one check.
+    """Result of one check of `thinwire doctor`.
 
     Attributes:
         what: Name of the checked thing, for example ``clock``.
@@ -45,15 +45,15 @@ def graded(
     warn_above: float,
     fail_above: float = float("inf"),
 ) -> Finding:
-    """Return a finding for a value; smaller values are better.
+    """Return a finding that compares a measured value with two limits; small values are good.
 
     Args:
         what: Name of the checked thing.
         value: Measured value.
         text: Text of the finding.
         advice: Advice for a warning or a problem.
-        warn_above: Largest value that is ok.
-        fail_above: Largest value that is only a warning.
+        warn_above: Largest value for which the finding is ok.
+        fail_above: Largest value for which the finding is a warning; larger is a problem.
     """
     if value <= warn_above:
         return Finding(what, "ok", text)

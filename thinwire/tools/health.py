@@ -24,7 +24,7 @@ _PATIENCE_SECONDS = 5.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Query the node that the command line names; return the exit code."""
+    """Query the health of the node that the command line names; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="thinwire health",
         description=_ABOUT,

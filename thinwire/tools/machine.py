@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from thinwire.tools.findings import Finding, graded
 from thinwire.tools.versions import version_of
 
-#: Package -> oldest version that a run works with, equal to the version in pyproject.toml.
+#: Package -> oldest version that works with Thinwire, equal to the version in pyproject.toml.
 FLOORS = {
     "keras": "3.10",
     "numpy": "2.0",
@@ -39,7 +39,7 @@ _TENSORFLOW_FLOOR = "2.20"
 _PYTHON_FLOOR = (3, 11)
 _TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tf-nightly")
 _PROBE = pathlib.Path(__file__).resolve().parent / "tensorflow_probe.py"
-#: Instruction sets that TensorFlow's kernels distinguish, best last.
+#: CPU instruction sets that TensorFlow's kernels distinguish, the fastest last.
 _INSTRUCTIONS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
 _GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
 _SLOW_IMPORT_SECONDS, _SLOW_STEP_SECONDS = 10.0, 0.5
@@ -50,7 +50,7 @@ _SYNCS, _SYNC_BYTES = 5, 1 << 20
 
 
 def python() -> Finding:
-    """Check that this Python is new enough."""
+    """Check that Thinwire supports the version of the running Python."""
     text = f"{platform.python_version()} ({sys.executable})"
     if sys.version_info[:2] >= _PYTHON_FLOOR:
         return Finding("Python", "ok", text)
@@ -81,7 +81,7 @@ def processors() -> Finding:
 
 
 def memory() -> Finding:
-    """Check the available memory; a node with TensorFlow needs 0.65 GB."""
+    """Check the machine's available memory; a node with TensorFlow needs 0.65 GB."""
     line = _first_line("/proc/meminfo", r"MemAvailable:")
     free_bytes = 1024 * int(re.findall(r"\d+", line)[0]) if line else 0
     text = f"{free_bytes / 1e9:.1f} GB available"
@@ -182,7 +182,7 @@ def run_directory(folder: pathlib.Path) -> Iterator[Finding]:
 
 
 def port(number: int) -> Finding:
-    """Check that shard 0 can listen at a port."""
+    """Check that shard 0 of a run can listen at a port of this machine."""
     try:
         socket.create_server(("127.0.0.1", number)).close()
     except OSError as error:
@@ -213,7 +213,7 @@ def _has_locks(folder: pathlib.Path) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, for comparison: (2, 21, 0) for 2.21.0rc1."""
+    """Return a version's numbers, to compare versions: (2, 21, 0) for 2.21.0rc1."""
     return tuple(int(part) for part in re.findall(r"\d+", version.split("rc")[0])[:3])
 
 

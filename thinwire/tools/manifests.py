@@ -32,7 +32,7 @@ _TLS_FLAGS = (
 _LABELS = "app.kubernetes.io"
 _EXIT_CONFIGURATION = 2
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
-#: Flags that the objects set for every node, so that --flags must not contain them.
+#: Flags that the objects set for every node. --flags must not contain these flags.
 _OWN = (
     *("nb_workers", "nb_ps", "ps_hosts", "ip_PS", "port", "run_dir", "id_ps", "id_worker"),
     *("type_node", "model_from", "token_file", "tls_cert", "tls_key", "tls_ca"),
@@ -40,7 +40,7 @@ _OWN = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the objects that the command line describes; return the exit code."""
+    """Write the Kubernetes objects that the command line describes; return the exit code."""
     options = _parser().parse_args(arguments)
     from thinwire.ops.types import ConfigurationError
     from thinwire.runtime.run.files import read_bounded
@@ -71,13 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _filled_template(
     given: argparse.Namespace, flags: Sequence[str], token: str, certificates: Mapping[str, bytes]
 ) -> str:
-    """Return the objects as YAML.
+    """Return the Kubernetes objects of a run as YAML.
 
     Args:
         given: Parsed command line.
-        flags: Flags of every node.
-        token: The run's token. Empty: the run uses certificates.
-        certificates: File name -> content. Empty: the run uses a token.
+        flags: Flags that every node of the run gets.
+        token: The run's token; empty if the run uses certificates instead.
+        certificates: Certificate file name -> content; empty if the run uses a token instead.
     """
     from thinwire.runtime.run.settings import (
         EXIT_BAD_FLAG,
@@ -86,7 +86,7 @@ def _filled_template(
         EXIT_REFUSED,
     )
 
-    service = f"{given.name}-ps"  # pod names stay valid when Kubernetes replaces a pod
+    service = f"{given.name}-ps"  # a pod that replaces another pod has the same name
     hosts = (f"{service}-{shard}.{service}" for shard in range(given.shards))
     addresses = ",".join(f"{host}:{given.port}" for host in hosts)
     flags = (_RUN_DIR_FLAG, *flags, *(_TLS_FLAGS if certificates else ()))
@@ -114,7 +114,7 @@ def _filled_template(
 
 
 def _template_with(parts: Iterable[str]) -> str:
-    """Return the template's common documents and lines, and those marked with one of the parts."""
+    """Return the template without the documents and lines that are marked for unused parts."""
     lines, is_kept, kept_parts = [], False, {"", *parts}
     for line in _TEMPLATE.read_text().splitlines():
         text, _, part = line.partition("  # with ")

@@ -40,11 +40,11 @@ _ADVICE_LINK = "sparse methods suit slow links; run `thinwire advise`"
 
 
 def shard(address: str, credentials: Credentials) -> Iterator[Finding]:
-    """Check that a shard can be reached and serves, and measure its link.
+    """Check that a shard can be reached and is serving; measure the link to the shard.
 
     Args:
         address: ``host:port`` of the shard.
-        credentials: Credentials of an observer.
+        credentials: Credentials with which this command contacts the shard.
     """
     what = f"PS {address}"
     host, _, number = address.rpartition(":")
@@ -114,7 +114,7 @@ def _serving(what: str, address: str, credentials: Credentials) -> Iterator[Find
 def hosts(path: pathlib.Path, ssh_options: str, python: str, port: int) -> Iterator[Finding]:
     """Check each host of a hosts file, and measure the links from other hosts to the first host.
 
-    A Cluster starts shard 0 on the first host.
+    A Cluster starts shard 0 on the first host of the hosts file.
 
     Args:
         path: Path of the hosts file.
@@ -183,7 +183,7 @@ def _links(ssh: Ssh, good: Sequence[Host], python: str, port: int) -> Iterator[F
         stderr=subprocess.PIPE,
     )
     try:
-        # For the type checker: with the PIPE arguments neither is None.
+        # For the type checker: with PIPE arguments, neither stream of the process is None.
         if server.stdin is None or server.stdout is None:
             return
         server.stdin.write(_PROBE.read_bytes())

@@ -22,9 +22,9 @@ from thinwire.runtime.run.credentials import Credentials
 from thinwire.runtime.telemetry.run_status import RunStatus
 from thinwire.tools.arguments import CREDENTIAL_FLAGS
 
-#: Maximum payload of an answer with a status, which has no payload.
+#: Maximum payload of an answer, in bytes. An answer with a status has no payload.
 _NO_PAYLOAD = 0
-#: Maximum size of a model that is pulled to measure the link.
+#: Maximum size, in bytes, of a shard's part that is pulled to measure the link.
 _MOST_PULLED_BYTES = 1 << 28
 _NODE = "supervisor-0"
 
@@ -45,11 +45,11 @@ class Contact:
 
 
 def credentials_of(given: argparse.Namespace, flags_of_run: Mapping[str, str]) -> Credentials:
-    """Return an observer's credentials, from the command line or else from the run's flags.
+    """Return the credentials in the command line, or else the credentials in the run's flags.
 
     Args:
         given: Parsed command line.
-        flags_of_run: Flag -> value of a node of the run.
+        flags_of_run: Flag name -> value for a node of the run.
 
     Raises:
         ConfigurationError: A credential file cannot be read, or the files do not match.
@@ -63,10 +63,10 @@ def credentials_of(given: argparse.Namespace, flags_of_run: Mapping[str, str]) -
 
 
 def read_status(contact: Contact) -> RunStatus:
-    """Return the run's present status from shard 0.
+    """Request the run's present status from shard 0 and return the status.
 
     Raises:
-        Unreachable: Shard 0 sent no status in time.
+        Unreachable: Shard 0 sent no status within the time limit.
         RequestRejected: The shard rejects this observer.
     """
     with _Conversation(contact) as shard:
@@ -85,8 +85,8 @@ class EndedRun:
 
     Attributes:
         cause: Stop reason of the run. A run that ended before the request keeps its reason.
-        had_model: True if the run had a model. False if no worker had offered a model yet: shard 0
-            ends without notifying the workers, which continue to look for a PS.
+        had_model: True if the run had a model. False if no worker had sent a model's description:
+            shard 0 ends without notifying the workers, which continue to look for a PS.
     """
 
     cause: str
@@ -98,10 +98,10 @@ def end_run(contact: Contact, cause: str) -> EndedRun:
 
     Args:
         contact: Address and credentials of shard 0.
-        cause: Stop reason to record.
+        cause: Stop reason of the run for shard 0 to record.
 
     Raises:
-        Unreachable: Shard 0 did not confirm the end in time.
+        Unreachable: Shard 0 did not confirm the run's end within the time limit.
         RequestRejected: The shard rejects this observer.
     """
     try:
@@ -116,10 +116,10 @@ def end_run(contact: Contact, cause: str) -> EndedRun:
 
 
 def measure_downlink(contact: Contact) -> float | None:
-    """Pull a shard's part of the model and return the rate in Mbit/s; None: it is too large.
+    """Pull a shard's part of the model; return the rate in Mbit/s, None if it is too large.
 
     Raises:
-        Unreachable: The shard's part did not arrive in time.
+        Unreachable: The shard's part did not arrive within the time limit.
         RequestRejected: The shard rejects this observer.
     """
     if 4 * read_status(contact).num_parameters > _MOST_PULLED_BYTES:
@@ -132,11 +132,11 @@ def measure_downlink(contact: Contact) -> float | None:
 
 
 class _Conversation(contextlib.AbstractContextManager["_Conversation"]):
-    """One stream to shard 0, for one request.
+    """Stream to a shard for one request of an observer.
 
     Args:
         contact: Address and credentials of the shard.
-        most_payload_bytes: Maximum payload of an answer.
+        most_payload_bytes: Maximum payload of an answer, in bytes.
         halts: True to make a shard without a model end.
 
     Raises:
@@ -155,14 +155,14 @@ class _Conversation(contextlib.AbstractContextManager["_Conversation"]):
         self.session.close(0.0)
 
     def wait_for(self, body: str, failing: str) -> tuple[pb.ToClient, memoryview]:
-        """Return the next message with a given body, and its payload; ignore other messages.
+        """Return the next message with a given body, and its payload; skip different messages.
 
         Args:
             body: Name of the body's field in the message.
             failing: Verb and object for the error message, for example "sent no status".
 
         Raises:
-            Unreachable: No message with this body arrived in time.
+            Unreachable: No message with this body arrived within the time limit.
             RequestRejected: The shard rejects the request.
         """
         address, seconds = self._contact.address, self._contact.seconds

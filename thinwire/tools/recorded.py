@@ -18,10 +18,10 @@ from thinwire.runtime.run.script_target import module_words
 from thinwire.runtime.telemetry.evaluation import ranges_in
 from thinwire.runtime.telemetry.run_status import RunStatus
 
-#: Bytes to read from the end of metrics.jsonl, first and at most. A status has some kilobytes per
-#: worker.
+#: Number of bytes to read from the end of metrics.jsonl: first attempt, and limit. A
+#: status has some kilobytes per worker.
 _FIRST_TAIL_BYTES, _MOST_TAIL_BYTES = 1 << 16, 1 << 26
-#: Names of flags files, the most reliable source of shard 0's address first.
+#: Names of the nodes' flags files, the most reliable source of shard 0's address first.
 _FLAGS_FILES = ("flags-supervisor-0", "flags-worker-*", "flags-ps-0", "flags-*")
 _ANY_HOST = ("0.0.0.0", "[::]", "::", "")
 
@@ -33,7 +33,7 @@ class NodeProcess:
     Attributes:
         node: Name of the lock: a node's name, for example ps-0, or "records" for the process that
             writes the run's records.
-        owner: Owner in the lock file. None if the lock file names no owner.
+        owner: Owner (process and host) in the lock file. None if the lock file names no owner.
         alive: True if the process runs. None if the file system has no locks.
     """
 
@@ -52,13 +52,13 @@ class NodeProcess:
         return not self.node.startswith(("records", "ps-", "worker-"))
 
     def __str__(self) -> str:
-        """Return the name of the process in messages."""
+        """Return the description of the process for messages."""
         return self.node if self.owner is None else str(self.owner)
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordedRun:
-    """Content of a run directory.
+    """Content of the files in a run directory.
 
     Attributes:
         directory: Path of the run directory.
@@ -77,12 +77,12 @@ class RecordedRun:
 
     @property
     def alive(self) -> list[NodeProcess]:
-        """The running processes. Empty if the file system has no locks."""
+        """The run's processes that are running; empty if the file system has no locks."""
         return [process for process in self.processes if process.alive]
 
     @functools.cached_property
     def flags(self) -> dict[str, str]:
-        """Flag -> value of the node that knows most addresses of the run; empty if unknown."""
+        """Flags, by name, of the node that knows most addresses of the run; empty if unknown."""
         for pattern in _FLAGS_FILES:
             for path in sorted(self.directory.glob(f"{pattern}.txt")):
                 if flags := _flags_in(path):
@@ -141,7 +141,7 @@ class RecordedRun:
 
 
 def newest_status(path: pathlib.Path) -> RunStatus | None:
-    """Return the newest status in a metrics file, read from its end, or None without a status."""
+    """Return the last status in a metrics file, read from the end; None without a status."""
     tail_bytes = _FIRST_TAIL_BYTES
     try:
         with open(path, "rb") as file:

@@ -1,6 +1,6 @@
 """``thinwire status RUN``: shows a run's settings, progress, and running processes.
 
-The status comes from shard 0 if it runs, else from the files of the run directory.
+The status comes from shard 0 if shard 0 runs, else from the files of the run directory.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ with the code of the run's nodes: 130 interrupted, 5 diverged, 1 a script that f
 early.
 """
 _PATIENCE_SECONDS = 3.0
-#: Time after its start in which a PS may not listen yet: the PS imports modules and reads its
-#: checkpoint first.
+#: Seconds after the start of a PS in which the PS may not listen yet: the PS
+#: first imports modules and reads its checkpoint.
 _START_SECONDS = 60.0
 
 
@@ -57,7 +57,7 @@ class RunReport:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the report on the run that the command line names; return the exit code."""
+    """Write the state of the run that the command line names; return the exit code."""
     options = parser().parse_args(arguments)
     from thinwire.ops.types import ConfigurationError
     from thinwire.runtime.run.settings import EXIT_CONFIGURATION
@@ -101,7 +101,7 @@ def inspect(given: argparse.Namespace) -> RunReport:
 
 
 def _is_alone(found: RecordedRun) -> bool:
-    """Return True if only processes without a PS run: Standalone or Simulator."""
+    """Return True if the running processes belong to a run without PS (Standalone, Simulator)."""
     alone = ("Standalone", "Simulator")
     return all(process.owner is not None and process.owner.role in alone for process in found.alive)
 
@@ -143,7 +143,7 @@ def _is_starting(found: RecordedRun) -> bool:
 
 
 def _ended(run: str, found: RecordedRun) -> RunReport:
-    """Return the report on a run without running processes."""
+    """Return the report on a run that has no running processes."""
     from thinwire.runtime.run.settings import EXIT_UNREACHABLE
 
     summary, status = found.summary, found.status
@@ -162,7 +162,7 @@ def _ended(run: str, found: RecordedRun) -> RunReport:
 
 
 def _end(reason: str | None) -> tuple[str, int, str]:
-    """Return (state, exit code, why) of a run with this stop reason."""
+    """Return (state, exit code, why) for a run that ended with a given stop reason."""
     from thinwire.runtime.run.settings import EXIT_DONE, EXIT_OF_STOP
 
     code = EXIT_OF_STOP.get(reason or "", EXIT_DONE)
@@ -225,7 +225,7 @@ def script_of(recorded: RecordedRun) -> str | None:
 
 
 def lines(report: RunReport) -> Iterator[str]:
-    """Yield the report as lines of text."""
+    """Yield the report on a run as lines of text."""
     head = f"{report.run}: {report.state}"
     yield f"{head} ({report.why})" if report.why else head
     fields = document(report)

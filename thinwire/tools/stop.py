@@ -79,7 +79,7 @@ def _end_remote(given: argparse.Namespace, address: str) -> int:
 
 
 def _end_directory(given: argparse.Namespace, found: RecordedRun) -> int:
-    """End the run of a run directory."""
+    """End the run that a run directory describes."""
     if not found.alive:
         _report(f"{given.run}: no process of this run is running")
         return 0
@@ -89,7 +89,7 @@ def _end_directory(given: argparse.Namespace, found: RecordedRun) -> int:
 
 
 def _request_end(given: argparse.Namespace, found: RecordedRun) -> str:
-    """Request the end of the run by the gentlest means; return a text that describes the means.
+    """Request the run's end by the gentlest means; return a text that describes these means.
 
     Raises:
         ConfigurationError: The credentials cannot be read.
@@ -125,7 +125,7 @@ def _request_end(given: argparse.Namespace, found: RecordedRun) -> str:
 
 
 def _interrupt(processes: Sequence[NodeProcess]) -> str:
-    """Send SIGINT to processes of this host; return a text that lists them, empty if none."""
+    """Send SIGINT to processes on this host; return a text that lists them, maybe empty."""
     done = []
     for process in processes:
         # The process may have ended, or may belong to another user.
@@ -137,7 +137,7 @@ def _interrupt(processes: Sequence[NodeProcess]) -> str:
 
 
 def _wait(name: str, directory: pathlib.Path, deadline: float) -> int:
-    """Wait until no process of the run is running; return the exit code."""
+    """Wait until no process of the run is running; return the exit code of `thinwire stop`."""
     from thinwire.runtime.run.settings import EXIT_UNREACHABLE
     from thinwire.tools.recorded import RecordedRun
 

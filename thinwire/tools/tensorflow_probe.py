@@ -54,7 +54,7 @@ def _step_seconds() -> float:
     model.compile("sgd", loss)
     images = np.zeros((_BATCH, 28, 28, 1), np.float32)
     labels = np.zeros(_BATCH, np.int32)
-    model.train_on_batch(images, labels)  # compiles the step, outside of the measurement
+    model.train_on_batch(images, labels)  # compiles the training step before the measurement
     seconds = []
     for _ in range(_STEPS):
         began = time.perf_counter()

@@ -28,7 +28,7 @@ _GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write one line per component; return the exit code."""
+    """Write one line with the version of each component; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="thinwire version",
         description="Show the versions of Thinwire and its packages.",

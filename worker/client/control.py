@@ -36,9 +36,11 @@ _MAX_PAYLOAD_BYTES = 1 << 16
 #: Longest single wait of a script for its control thread, in seconds. Python handles
 #: operating-system signals only between two waits.
 _WAIT_SECONDS = 0.25
-#: Most passed barriers that a reconnecting script reports to the PS; the newest are reported.
+#: Largest number of passed barriers that a reconnecting script reports to the PS; with more, the
+#: script reports the newest.
 _MOST_PASSED = 10_000
-#: Most evaluations that a reconnecting script reports to the PS; the newest are reported.
+#: Largest number of evaluations that a reconnecting script reports to the PS; with more, the script
+#: reports the newest.
 _MOST_EVALUATIONS = 100
 _LONGEST_MESSAGE = 1000  # most characters of a script's error message that `finish` sends
 #: Time limit of the wait in `close` for the end of the control thread, in seconds.
@@ -46,7 +48,7 @@ _CLOSE_SECONDS = 5.0
 
 
 class RunHalted(Exception):
-    """Error: the training run is over, so a script can no longer wait for other scripts.
+    """Error: the training run is over, so that a script cannot wait for other scripts.
 
     Attributes:
         cause: Stop reason of the run, such as "finished" or "script_failed".
@@ -82,16 +84,17 @@ class Control:
     Args:
         address: ``host:port`` of shard 0.
         id_worker: Id of this worker.
-        num_shards: Number of shards in the run.
+        num_shards: Number of PS shards in the run.
         run_id: Id of the run, from the training stream; empty accepts any run at the address.
-        credentials: Credentials of this worker.
-        patience_seconds: Seconds that shard 0 may be unreachable before the control fails.
-        on_end: Called once with (cause, message), in the control thread, when the run ends before
-            this script ends.
-        on_stop: Called with (fit, epochs), in the control thread, when another script ends the fit
-            early for all scripts.
-        on_chief: Called with a worker id, in the control thread, when that worker becomes the
-            chief, whose script writes the files.
+        credentials: Credentials with which this worker connects to shard 0.
+        patience_seconds: Time that shard 0 may be unreachable before waiting calls raise
+            Unreachable, in seconds.
+        on_end: Function that is called once with (cause, message), in the control thread, when the
+            run ends before this script ends.
+        on_stop: Function that is called with (fit, epochs), in the control thread, when another
+            script ends the fit early for all scripts.
+        on_chief: Function that is called with a worker id, in the control thread, when that worker
+            becomes the chief, whose script writes the files.
     """
 
     def __init__(
@@ -128,28 +131,28 @@ class Control:
         self._changed = threading.Condition()
         # The lock `_changed` guards all attributes below:
         self._session: ClientSession | None = None
-        # Barrier's name -> shard 0's answer, in the order in which the barriers opened
+        # Barrier's name -> shard 0's answer, in the order in which the barriers opened.
         self._passed: dict[str, Opening] = {}
         self._waits_for: pb.Barrier | None = None
-        # Newest FitBegun and newest FitEnded message of this script
+        # Newest FitBegun and newest FitEnded message of this script.
         self._fits: list[pb.ToServer] = []
         self._evaluations: dict[tuple[int, int], pb.Evaluated] = {}  # (fit, epoch) -> evaluation
         self._awaits: pb.EpochEnded | None = None
-        # (fit, epoch) that this script must evaluate; None: no request
+        # (fit, epoch) that this script must evaluate; None: no request.
         self._appointed_for: tuple[int, int] | None = None
-        # Evaluation that shard 0 has not confirmed yet; None: all confirmed
+        # Evaluation that shard 0 has not confirmed yet; None: all confirmed.
         self._unconfirmed: pb.Evaluated | None = None
         # Shard 0's newest answer to an exchange of scripts at an epoch's end. Key True: the
         # exchange after the epoch's callbacks; key False: the exchange before the callbacks.
         self._meetings: dict[bool, pb.EpochMeeting] = {}
         self._meets: pb.EpochMeeting | None = None
-        # Number of a fit -> last epoch that this script has set for the fit
+        # Number of a fit -> last epoch that this script has set for the fit.
         self._stopped: dict[int, int] = {}
-        # Evaluations that this script made while shard 0 was unreachable
+        # Evaluations that this script made while shard 0 was unreachable.
         self._unreported: list[pb.Evaluated] = []
         self._finished: pb.Finished | None = None
         self._is_confirmed = self._is_interrupted = False
-        # Error that ended the control stream for good; None while it lives
+        # Error that ended the control stream for good; None while it lives.
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._keep, name="control", daemon=True)
         self._thread.start()
@@ -191,7 +194,7 @@ class Control:
         The call returns immediately if this script has passed the barrier before.
 
         Args:
-            name: Name of the barrier, equal in all scripts and used once in a run. The third fit
+            name: Name of the barrier. All scripts use the same name, once in a run. The third fit
                 has the barriers "fit-3-begin" and "fit-3-end".
             changes: True if this script trains another model now than before the previous barrier.
             patience_seconds: Time limit of the wait, in seconds.
@@ -218,11 +221,11 @@ class Control:
             return self._passed[name]
 
     def begin_fit(self, fit: pb.FitBegun) -> None:
-        """Report to shard 0 that this script has begun a fit."""
+        """Report to shard 0 that this script has begun a `fit` call."""
         self._report_fit(pb.ToServer(fit_begun=fit))
 
     def end_fit(self, fit: pb.FitEnded) -> None:
-        """Report to shard 0 that a fit of this script has returned."""
+        """Report to shard 0 that a `fit` call of this script has returned."""
         self._report_fit(pb.ToServer(fit_ended=fit))
 
     def evaluate(self, fit: int, epoch: int, by_script: bool = False) -> pb.Evaluated | None:
@@ -315,7 +318,7 @@ class Control:
             return self._meetings[stage]
 
     def pass_by(self, name: str) -> None:
-        """Report arrival at a barrier without waiting, so that the other scripts can pass it."""
+        """Report arrival at a barrier without waiting, so that other workers' scripts can pass."""
         with self._changed:
             self._send(pb.ToServer(barrier=pb.Barrier(name=name)))
 

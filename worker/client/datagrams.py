@@ -41,8 +41,8 @@ class DatagramChannel:
     falls back to the stream ahead of each push, where datagrams are neither lost nor late.
 
     Args:
-        worker: Id of the worker.
-        channels: Number of datagram channels.
+        worker: Id of the worker that sends the datagrams.
+        channels: Number of datagram channels, one per class of service.
         transport: Settings: datagram sizes, and the choice between UDP and the gRPC stream.
         marks_slots: True if the message of each slot (one variable's blocks) announces the
             datagrams of that slot.
@@ -63,9 +63,9 @@ class DatagramChannel:
         self._session: DatagramSession | None = None
         self._sender: DatagramSender | None = None
         self._sealer: Packetizer | None = None
-        # (step, datagrams of that step's push); None before the first push
+        # (step, datagrams of that step's push); None before the first push.
         self._sealed: tuple[int, SealedStep] | None = None
-        # Guards the datagram counts, which the heartbeat thread reads
+        # Guards the datagram counts, which the heartbeat thread reads.
         self._lock = threading.RLock()
         self._counts_before = [ChannelCounts() for _ in range(channels)]
         self._poor_steps = 0
@@ -131,7 +131,7 @@ class DatagramChannel:
 
     def _count(self, batch: SealedBatch) -> None:
         counts = self._counts_before[batch.channel - 1]
-        # Counts datagrams only: the stream counts the datagrams' bytes
+        # Counts datagrams only: the stream counts the datagrams' bytes.
         counts.datagrams += batch.count
 
     def record(self, reception: pb.DatagramOutcome) -> list[LostEntries]:
@@ -142,7 +142,7 @@ class DatagramChannel:
         return self._sealed[1].lost(reception.bitmap)
 
     def _check_losses(self, reception: pb.DatagramOutcome) -> None:
-        """Fall back to the stream after too many consecutive exchanges with a low fill ratio."""
+        """Stop using UDP after too many consecutive exchanges in which many datagrams were lost."""
         if self._sender is None or not reception.announced:
             return
         transport, received = self._transport, reception.arrived + reception.came_late
@@ -200,7 +200,7 @@ class DatagramChannel:
 def open_channel(
     worker: int, router: Router, transport: Transport, connect: Connect
 ) -> DatagramChannel | None:
-    """Return a worker's channel to one shard; None if the router sends no datagrams."""
+    """Return a worker's datagram channel to one shard; None if the router sends no datagrams."""
     if not router.uses_datagrams:
         return None
     return DatagramChannel(worker, router.channels, transport, router.marks_slots, connect)
@@ -221,10 +221,10 @@ class WorkerTransport:
         dscp: Class of service of the streams' packets; None for the operating system's default.
 
     Args:
-        link: The worker's emulated link.
-        seed: Seed of the losses on the emulated link.
-        transport: Settings of the datagrams.
-        router: Router policy of the method.
+        link: Settings of the worker's emulated network link.
+        seed: Seed of the random packet losses on the emulated link.
+        transport: Settings of the datagrams: sizes, and UDP or the gRPC stream.
+        router: The method's router, which divides an update into channels.
     """
 
     def __init__(self, link: Link, seed: int, transport: Transport, router: Router) -> None:
@@ -268,11 +268,11 @@ class DatagramTotals:
     """One worker's counts of blocks, datagrams and bytes over all shards.
 
     Args:
-        worker: Id of the worker.
+        worker: Id of the worker that sends the datagrams.
         to_shards: Datagram channel to each shard, in order of the shards' numbers.
         num_channels: Number of datagram channels, one per class of service.
         bytes_up: Function that returns the number of bytes sent so far, in streams and datagrams.
-        logs: True to log a line for each exchange.
+        logs: True to log a line with the counts for each exchange.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class DatagramTotals:
     ) -> None:
         self._worker, self._to_shards, self._num_channels = worker, to_shards, num_channels
         self._bytes_up, self._logs = bytes_up, logs
-        # Counts of the router's divisions, without sent bytes
+        # Counts of the router's divisions, without sent bytes.
         self._parted = SentCounts(blocks=[0] * (num_channels + 1))
         self._logged = SentCounts()
 
@@ -320,7 +320,7 @@ class DatagramTotals:
         for shard_counts in by_channel:
             datagrams.append(sum(counts.datagrams for counts in shard_counts))
             num_bytes.append(sum(counts.bytes_on_wire for counts in shard_counts))
-        # The stream (channel 0) sent the bytes that no datagram channel sent.
+        # The stream (channel 0) sent all bytes that the datagram channels did not send.
         num_bytes[0] = max(0, self._bytes_up() - sum(num_bytes))
         unsent = {
             reason: sum(getattr(counts, reason) for row in by_channel for counts in row)

@@ -45,10 +45,10 @@ class Exchange:
         """Create one client per shard; `join` dials the shards.
 
         Args:
-            run: The run's settings.
+            run: Settings of the training run.
             id_worker: Id of this worker.
-            spec: Specification of the shared model.
-            layouts: Layout of every shard.
+            spec: Paths, shapes and dtypes of the shared model's variables.
+            layouts: For each shard, its slices of the model's variables.
             link: The worker's emulated network link.
             closing: Event that is set when the worker must stop.
             aux_size: Number of auxiliary values that shard 0 averages in addition to the weights.
@@ -95,7 +95,7 @@ class Exchange:
         )
 
     def join(self) -> list[pb.Welcome]:
-        """Join every shard, shard 0 first: its Welcome assigns this worker's incarnation."""
+        """Join every shard, shard 0 first, because shard 0 assigns this worker's incarnation."""
         first = self.shards[0].connect()
         for shard in self.shards[1:]:
             shard.hello.run_id, shard.hello.incarnation = first.run_id, first.incarnation
@@ -160,7 +160,7 @@ class Exchange:
         return {}
 
     def restore(self, state: State) -> None:
-        """Restore a state that `save` returned."""
+        """Restore a state of the exchanges that `save` returned."""
 
     @property
     def bytes_up(self) -> int:
@@ -337,7 +337,7 @@ class Heartbeat:
 
         Args:
             exchange: Exchange of the worker, with the streams to the shards.
-            lease_seconds: Duration of a lease, in seconds.
+            lease_seconds: Duration of a worker's lease at a shard, in seconds.
             report: Function that returns the worker's metrics as a JSON document.
             rounds: Function that returns the JSON documents of the rounds measured since its
                 previous call.

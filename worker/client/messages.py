@@ -43,8 +43,8 @@ def push_messages(
     Args:
         outgoing: The worker's pushes to all shards in one exchange.
         shard: Number of the shard whose part of the exchange is encoded.
-        incarnation: Incarnation of the worker.
-        epoch: Newest membership epoch that the worker knows.
+        incarnation: Incarnation (id of one process) of the worker.
+        epoch: Newest membership epoch that any shard has sent to the worker.
         chooser: Object that chooses the coding of entries' positions; one object per worker and
             shard.
         sealed: Datagrams of the push; None if the method sends no datagrams.
@@ -125,7 +125,7 @@ class PushEncoder:
         return [(message, ()) for message in self.channel.after()] if self.channel else []
 
     def restart(self) -> None:
-        """Reset the coding of positions for a new incarnation of the worker."""
+        """Reset the coding of entries' positions for a new incarnation of the worker."""
         self._chooser = IndexChooser()
 
 

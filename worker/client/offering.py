@@ -45,11 +45,11 @@ class Offering:
     program: Rows = ()
 
     def make(self, shard: int, layouts: Sequence[ShardLayout]) -> tuple[str, Sequence[BytesLike]]:
-        """Return the JSON document and the payload of the offer to a shard.
+        """Return the JSON document and the payload (weights) of the offer to a shard.
 
         Args:
-            shard: Number of the shard.
-            layouts: Layouts of all shards.
+            shard: Number of the shard that receives the offer.
+            layouts: For each shard, its slices of the model's variables.
         """
         flat = np.ascontiguousarray(self.weights(), "<f4")
         offer = dataclasses.replace(self.offer, weights_digest=weights_digest(flat))

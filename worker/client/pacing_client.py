@@ -87,7 +87,7 @@ class PacingClient:
         self._state = PacingState()
 
     def begin_round(self, step: int, step_seconds: float) -> None:
-        """Report that the round of exchange `step` starts, and the last local step's duration."""
+        """Report to shard 0 that a round starts, with the last local step's duration."""
         if self._queries:
             incarnation = self._shard.welcome.incarnation
             self._shard.notify(self._state.query(incarnation, step, 0, step_seconds))

@@ -80,8 +80,8 @@ class Send:
     """Action for the driver: send a request to the shard on the open stream."""
 
     request: pb.Pull | pb.Query | PushRequest
-    incarnation: int  # incarnation of this worker
-    epoch: int  # newest membership epoch that the worker knows
+    incarnation: int  # incarnation (id of one process) of this worker
+    epoch: int  # newest membership epoch that any shard has sent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +117,7 @@ class WaitUntil:
 class Ended:
     """Action for the driver: stop. The run is over, or the shard has rejected a request."""
 
-    cause: str  # stop reason of the run, or text of the refusal
+    cause: str  # stop reason of the run, or text of the shard's refusal
     refusal: pb.Refusal | None = None  # refusal by the shard; None: the run has ended
 
 
@@ -148,11 +148,12 @@ class ShardProtocol:
         has_joined: True if the shard has sent a Welcome to this incarnation.
         is_expelled: True if the shard has ended this worker's membership since the last Welcome.
         halt_cause: Stop reason of the run, from shard 0; empty while the run continues.
-        step: Step of the newest request if that request is a push, 0 if it is a pull.
+        step: Number of the newest push's exchange; 0 if the newest request is a pull.
 
     Args:
         shard: Number of the shard; only shard 0 announces the end of the run.
-        epochs: Newest membership epoch, shared by the protocols of all shards.
+        epochs: Newest membership epoch from any shard; the worker's protocols with all shards share
+            this object.
         incarnation: Incarnation of this worker; 0 if the shard must assign one.
     """
 
@@ -165,9 +166,9 @@ class ShardProtocol:
         self.step = 0
         self._request: pb.Pull | PushRequest | None = None
         self._is_outlier = False  # True: the shard rejected the newest push as too large
-        # Query that waits for an answer; None: no query is open
+        # Query that waits for an answer; None: no query is open.
         self._query: pb.Query | None = None
-        # Late answer "push" to a canceled query; None: no late answer
+        # Late answer "push" to a canceled query; None: no late answer.
         self._unread: pb.Answer | None = None
         self._quarantined_until = 0.0
         self._ending = Ended("")
@@ -180,7 +181,7 @@ class ShardProtocol:
     # -- calls of the driver ------------------------------------------------------------------
 
     def join(self) -> None:
-        """Record that the driver opens a stream and sends a Hello."""
+        """Record that the driver opens a stream to the shard and sends a Hello message."""
         self._move(Trigger.JOIN)
 
     def pull(self, pull: pb.Pull | None = None) -> list[Action]:
@@ -220,7 +221,7 @@ class ShardProtocol:
         return actions
 
     def tick(self, now: float) -> list[Action]:
-        """Make the driver rejoin if a quarantine is over at time `now`."""
+        """Make the driver rejoin the shard if this worker's quarantine is over at time `now`."""
         if self.state is not State.QUARANTINED or now < self._quarantined_until:
             return []
         self._move(Trigger.LOST)
@@ -316,7 +317,7 @@ class ShardProtocol:
             return self._pull_instead()
         if reason == pb.REASON_NON_FINITE:
             return self._settle(Replied(None))
-        # Refusal of the stream, not of a request: the shard closes the stream
+        # Refusal of the stream, not of a request: the shard closes the stream.
         if refusal.step != self.step:
             return []
         return self._end(Ended(refusal.message, refusal))

@@ -77,15 +77,16 @@ class ShardClient:
     Args:
         address: ``host:port`` of the shard.
         hello: First message of each stream. The client stores run id and incarnation in this Hello.
-        max_payload_bytes: Largest payload of a reply, in bytes.
+        max_payload_bytes: Largest payload of a shard's reply that the client accepts, in bytes.
         link: The worker's emulated uplink; None if no link is emulated.
         reconnect_timeout_seconds: Seconds without an answer after which the client raises
             Unreachable.
         closing: Event that is set when the worker must stop.
-        encoder: Encoder of pushes to this shard.
-        epochs: Newest membership epoch, shared by all clients of the worker.
+        encoder: Encoder that turns this worker's pushes to the shard into messages.
+        epochs: Newest membership epoch from any shard; all shard clients of the worker share this
+            object.
         dscp: Class of service of the stream's packets; None for the operating system's default.
-        credentials: Credentials of this worker.
+        credentials: Credentials with which this worker connects to the shard.
         make_offer: Function that makes this worker's offer (model description and weights) for a
             shard without a model; None to offer nothing.
         leader: Address of shard 0, which knows the new addresses of moved shards; empty if unknown.
@@ -119,14 +120,14 @@ class ShardClient:
         self.welcome = pb.Welcome()
         self._bytes_before = self._received_before = 0
         self._send_seconds_before = 0.0
-        self._turn = threading.Lock()  # held by the thread that may replace the stream
+        self._turn = threading.Lock()  # lock held by the thread that may replace the stream
         self._in_use = False  # True while the training thread waits for a reply or an answer
         self._abandons = False  # True: the training thread must replace the open push by a pull
         self._replied: Replied | None = None
         self._payload = memoryview(b"")  # payload of the shard's newest message
         self._answered: Answered | None = None
         self._ended: Ended | None = None
-        # Cause of the stream's loss, for the log; None: not lost
+        # Cause of the stream's loss, for the log; None: not lost.
         self._lost_by: StreamLost | None = None
         self._pauses = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         self._try_again_at = 0.0
@@ -419,7 +420,7 @@ class ShardClient:
             if self._in_use or self._closing.is_set() or self.halt_cause:
                 return
             self._receive_unrequested()
-            # The run's end has just arrived: the shard closes the stream
+            # The run's end has just arrived: the shard closes the stream.
             if self.protocol.halt_cause:
                 return
             lost = self._session is None and time.monotonic() >= self._try_again_at

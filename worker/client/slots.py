@@ -31,10 +31,10 @@ def fetch_slots(
     The last state in each shard's list holds the shard's arrays that belong to no optimizer.
 
     Args:
-        run: The run's settings.
-        id_worker: Id of this worker.
-        run_id: Id of the run.
-        layouts: Layout (the variables' slices) of every shard.
+        run: Settings of the training run.
+        id_worker: Id of the worker, for the Hello message.
+        run_id: Id of the run, for the Hello message.
+        layouts: For each shard, its slices of the model's variables.
         num_statistics: Number of averaged statistics, to fetch the statistics and the weights too;
             None to fetch only the optimizers' states.
         role: Role of this process: the script of a worker, or an evaluator.

@@ -45,8 +45,8 @@ _SLACK_BYTES = 1 << 20
 #: Capacity of the mailbox, in multiples of the model's size: the mailbox holds parts of sums from
 #: several rounds, sets of members and senders.
 _MODELS_KEPT = 8
-_PAUSE_SECONDS = 0.2  # pause between two queries of the peers
-_STALL_SECONDS = 30.0  # time without a received byte after which a worker queries its peers
+_PAUSE_SECONDS = 0.2  # pause, in seconds, between two queries to the peers
+_STALL_SECONDS = 30.0  # time, in seconds, without a received byte after which peers are queried
 
 
 class ModelCopy:
@@ -97,7 +97,7 @@ class ModelCopy:
 
 
 class CollectiveExchange(Exchange):
-    """Exchanges of one worker with its peers and with shard 0."""
+    """Exchanges in which a worker sums with its peers and reports to shard 0."""
 
     def attach(self, own: WorkerFlags, core: WorkerCore) -> None:
         """Use the base weights of `core` as this worker's replica; create the streams to peers.
@@ -277,7 +277,7 @@ class CollectiveExchange(Exchange):
         return self.pull()[0]
 
     def _poll(self) -> ShardReply:
-        """Fetch the live members and the model's version from shard 0."""
+        """Fetch the list of live members and the version of the model from shard 0."""
         at = self._replica.at
         request = pb.Pull(base_version=at.number, has_base=True, generation=at.generation)
         self.shards[0].pull(request)

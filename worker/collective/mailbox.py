@@ -32,7 +32,7 @@ class RoundId:
     """Name of a round, by which workers compare versions of the model.
 
     Attributes:
-        generation: Generation of shard 0's model.
+        generation: Generation (restart count) of shard 0's model.
         number: Version of the model after the round.
     """
 
@@ -46,7 +46,7 @@ class PartName:
 
     Attributes:
         round: Round in which the workers compute the sum.
-        view: Number that identifies the sum's algorithm and members.
+        view: Number that identifies the algorithm and the members of the sum.
         sender: Id of the worker that sends the part.
         number: Number of earlier parts that the sender has sent to this worker for the same sum.
     """

@@ -94,11 +94,11 @@ class Peers:
 
         Args:
             worker: Id of this worker.
-            sender: This worker's emulated uplink; None without emulation.
+            sender: This worker's emulated uplink; None if no link is emulated.
             chunk_bytes: Most bytes of values in one message to a peer.
             max_model_bytes: Largest accepted size of a peer's weights and optimizer slots, in
                 bytes.
-            credentials: Credentials of this worker.
+            credentials: Credentials with which this worker connects to its peers.
         """
         self._credentials = credentials
         self._worker, self._sender, self._chunk_bytes = worker, sender, chunk_bytes
@@ -124,7 +124,7 @@ class Peers:
         Args:
             member: Peer to which the message is sent.
             part: Header of the part: round, algorithm and number.
-            values: [k] float32 entries of the part.
+            values: [k] float32 entries of the sum's buffer, the content of the part.
 
         Raises:
             PeerLost: The peer cannot be reached.
@@ -174,7 +174,7 @@ class Peers:
         return reply
 
     def forget(self, members: Sequence[CollectiveMember]) -> None:
-        """Close the streams to peers that are not in `members`."""
+        """Close the streams to peers that are not in `members`, the present members of the run."""
         for member in [member for member in self._open if member not in members]:
             self._drop(member)
 

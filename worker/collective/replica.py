@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 _NOWHERE = RoundId(-1, 0)
-_REPLY_SECONDS = 10.0  # longest time without a byte from a queried peer
+_REPLY_SECONDS = 10.0  # longest time, in seconds, without a byte from a queried peer
 
 
 class Replica:
@@ -35,7 +35,7 @@ class Replica:
     The training thread changes the replica. Threads of the Peer service read the replica.
 
     Attributes:
-        theta: [n] float32 weights, changed in place.
+        theta: [n] float32 weights, which the replica's steps change in place.
         at: Version of the replica's model. `RoundId.number` counts as shard 0 counts its versions.
         stepped: True if the model results from a step of this worker or of a peer. False if this
             worker fetched the model from the PS.
@@ -46,7 +46,7 @@ class Replica:
 
         Args:
             theta: Weights that the replica changes in place.
-            method: The run's method; its server optimizer steps the replica.
+            method: Training method of the run; the method's server optimizer steps the replica.
             kernels: Kernels that compute the optimizer's steps.
         """
         self.theta, self._method, self._kernels = theta, method, kernels

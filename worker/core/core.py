@@ -66,10 +66,10 @@ class UpdatePacker:
         sent: For each shard, the blocks that the last exchange sent to the shard.
 
     Args:
-        spec: The shared model.
-        layouts: Layout of every shard.
-        method: The run's method.
-        kernels: Kernels of the host or the device.
+        spec: Paths, shapes and dtypes of the shared model's variables.
+        layouts: For each shard, its slices of the model's variables.
+        method: Training method (policies and settings) of the run.
+        kernels: Array functions for the memory of the host or of the device.
         seed: The run's seed and the worker's number, to seed the random generator.
         groups: Numbers of the tensors that each optimizer of a script steps. Each group is coded
             separately. Empty if one optimizer steps all tensors.
@@ -283,8 +283,8 @@ class WorkerCore:
         statistics: [m] float32 moving statistics (of batch normalization) that shard 0 averages
             over the workers.
         aux_size: Number of statistics and optimizer values that shard 0 averages over the workers.
-        step: Number of exchanges that this worker has started.
-        learning_rate: Scheduled learning rate that shard 0 sent last.
+        step: Number of exchanges with the shards that this worker has started.
+        learning_rate: Newest scheduled learning rate from shard 0.
         loss_scale: Factor by which the loss is multiplied for the next gradient; 0 without loss
             scaling.
         samples_of_run: Number of examples that all workers of the run have consumed.
@@ -313,10 +313,10 @@ class WorkerCore:
         """Create the engine with weights of zero. The shards' first replies set the weights.
 
         Args:
-            spec: The shared model.
-            layouts: Layout of every shard.
-            method: The run's method.
-            kernels: Kernels of the host or the device.
+            spec: Paths, shapes and dtypes of the shared model's variables.
+            layouts: For each shard, its slices of the model's variables.
+            method: Training method (policies and settings) of the run.
+            kernels: Array functions for the memory of the host or of the device.
             seed: The run's seed and this worker's number, to seed the random generator.
             statistics: [m] float32 moving statistics (of batch normalization) that shard 0 averages
                 over the workers.

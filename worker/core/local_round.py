@@ -34,8 +34,8 @@ class LocalRound:
             residual (unsent changes).
         weights: [n] float32 weights after the local steps. In a method without local steps, the
             same array as `base`.
-        spec: The shared model.
-        kernels: Kernels of the host or the device that holds the gradients.
+        spec: Paths, shapes and dtypes of the shared model's variables.
+        kernels: Array functions for the host or the device that holds the gradients.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class LocalRound:
         Args:
             values: [n] float32 gradient. If a script's own optimizer steps, the weights after that
                 optimizer's step.
-            learning_rate: Scheduled learning rate.
+            learning_rate: Scheduled learning rate of the step.
 
         Raises:
             NonFiniteUpdate: `values` hold NaN or infinity.

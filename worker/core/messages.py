@@ -23,7 +23,7 @@ class ScriptFigures:
         loss_scale: Factor of the loss when the gradient was computed; 0 without loss scaling. The
             gradient in the push is unscaled.
         overflow: True if the gradient overflowed at this loss scale. The push then has no blocks.
-        optimizer: Number of the script's optimizer that the PS steps.
+        optimizer: Number of the script's optimizer that the PS steps with this gradient, from 0.
         repeats_batch: True if an earlier push has counted the examples of this mini-batch.
         batch_parts: Size of the mini-batch in parts of a script's batch. One batch has nb_workers
             parts.
@@ -60,7 +60,7 @@ class ShardReply:
             increases it.
         learning_rate: Scheduled learning rate for the worker's next step.
         samples: Number of examples that all workers of the run have consumed.
-        stop: True if the worker must stop training.
+        stop: True if the shard requests that the worker stops training.
         stop_reason: Reason why the worker must stop, for people.
         aux: [m] means of statistics and optimizer values over the workers, from shard 0. None if
             the reply holds no means.
@@ -109,7 +109,7 @@ class PushRequest:
             slice.
         base_versions: For each shard, the version of the shard's model that the worker holds.
         generations: For each shard, the generation of the shard's model that the worker holds.
-        samples: Number of examples in the push.
+        samples: Number of examples whose gradients the push holds.
         local_steps: Number of local steps in the push. 0 if the push has no update.
         learning_rate: Learning rate of the step that the values belong to.
         loss: Mean loss over the mini-batches. None if the loss is unknown, as in a script's own
@@ -123,8 +123,8 @@ class PushRequest:
             computed to the worker's base weights. Empty means 0 for all shards.
         loss_scale: Factor of the loss when the gradient was computed; 0 without loss scaling.
         overflow: True if the gradient overflowed at this loss scale. The push then has no blocks.
-        sets_rate: True if the script has set `learning_rate`.
-        optimizer: Number of the script's optimizer that the PS steps.
+        sets_rate: True if the script, not the run's schedule, has set `learning_rate`.
+        optimizer: Number of the script's optimizer that the PS steps with this gradient, from 0.
         repeats_batch: True if an earlier push has counted the examples of this push.
         batch_parts: Size of the push in parts of a script's batch. One batch has nb_workers parts.
         changes: For each shard, the blocks of the change that the script's own code has made to

@@ -26,7 +26,7 @@ class DeviceMirror:
         array: [n] float32 copy of the model on the device.
 
     Args:
-        model: [n] float32 model on the host, all zeros.
+        model: [n] float32 weights on the host, which must all be zero at the start.
     """
 
     def __init__(self, model: Float32) -> None:

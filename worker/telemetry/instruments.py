@@ -1,4 +1,4 @@
-"""Monitoring instruments of one worker, for /metrics."""
+"""Monitoring instruments (counters and gauges) of one worker, for the /metrics page."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _BATCHES_TO_REPEAT = 4  # number of newest documents that are sent again on a ne
 
 
 class ByteCounters(Protocol):
-    """Counters of a worker's bytes on the wire."""
+    """Counters of the bytes that a worker has sent and received."""
 
     @property
     def bytes_up(self) -> int:
@@ -151,7 +151,7 @@ class StepMeasure(RoundMeasure):
         self._steps.append({})
 
     def record(self, phase: str, seconds: float) -> None:
-        """Add seconds to a phase of this round and of this local step."""
+        """Add seconds to a measured phase of the present round and of the present local step."""
         super().record(phase, seconds)
         if self._steps and phase in self._time:
             entry = self._steps[-1]

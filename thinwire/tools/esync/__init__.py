@@ -2,6 +2,6 @@
 
 `format` reads and writes ESync's log files. `runs` loads a measured run from ESync's log files or
 from a run directory. `convert` converts between log files and run directories. `figures` draws the
-five figures of ESync's paper. `convert` and `figures` are command lines. TensorFlow is not
-needed.
+five figures of ESync's paper. `convert` and `figures` are command lines. No module
+needs TensorFlow.
 """

@@ -1,8 +1,9 @@
-"""Converts measured rounds to ESync's log files, and back.
+"""Converts the measured rounds of a run to ESync's log files, and back.
 
 ``python -m thinwire.tools.esync.convert export RUN DIR`` writes the log files
 ``DIR/NETWORK/MODE/HOST/DEVICE/iter-N.txt``. ``import DIR/NETWORK/MODE RUN`` makes a run directory
-from log files. ``summary DIR/NETWORK/MODE`` writes the content of log files to one JSON file.
+from ESync's log files. ``summary DIR/NETWORK/MODE`` writes the content of log files to one JSON
+file.
 TensorFlow is not needed.
 """
 
@@ -37,12 +38,12 @@ from thinwire.tools.esync.format import DeviceLog
 def export(run_dir: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
     """Write a run's rounds as ESync's log files; return the folder ``DIR/NETWORK/MODE``.
 
-    The first worker's files hold the accuracy. If a round was measured as sums, the sums are
-    distributed evenly over the round's local steps.
+    Only the first worker's files hold the accuracy. If a round was measured as sums over its local
+    steps, the sums are distributed evenly over the round's local steps.
 
     Args:
         run_dir: Directory of the run.
-        out: Folder to write to.
+        out: Folder that receives the log files.
 
     Raises:
         ConfigurationError: The run has no measured rounds, or its files are damaged.
@@ -134,7 +135,7 @@ def _read(folder: pathlib.Path) -> list[DeviceLog]:
 
 
 def _status(run: measured_runs.MeasuredRun, logged: Sequence[DeviceLog]) -> RunStatus:
-    """Return the final status of an imported run, computed from its logs."""
+    """Return the final status of an imported run, computed from ESync's log files."""
     workers = [
         WorkerMetrics(
             id=number,
@@ -167,7 +168,7 @@ def _status(run: measured_runs.MeasuredRun, logged: Sequence[DeviceLog]) -> RunS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line's action; return the exit code."""
+    """Run the action (export, import or summary) of the command line; return the exit code."""
     parser = ReportArguments(prog="python -m thinwire.tools.esync.convert", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     actions: dict[str, tuple[Any, tuple[str, ...], str]] = {

@@ -30,19 +30,19 @@ from thinwire.tools.esync import runs as measured_runs
 from thinwire.tools.esync.runs import EvaluationPoint, MeasuredRun
 
 _THEME: Theme = THEMES["light"]
-_BAR_INCHES = 0.3  # height of one row of the bar chart
+_BAR_INCHES = 0.3  # height of one row of a bar chart, in inches
 
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """Name, color and line style of a method in the figures."""
+    """Name, color and line style of a training method in the figures."""
 
     name: str
     colour: str
     line: str
 
 
-#: Method -> style. A method that is not listed gets the next of the spare colors.
+#: Training method -> style. A method that is not listed gets the next spare color.
 STYLES = {
     "esync": Style("ESync", "#c8108f", "-"),
     "ssgd": Style("SSGD", "#e07a00", ":"),
@@ -73,9 +73,10 @@ class Bar:
 
 
 def show(runs: Sequence[MeasuredRun]) -> list[StyledRun]:
-    """Return every run with a label and a style.
+    """Return every run with a label and a style for the figures.
 
-    If several runs have the same method and split, the label has the name of the run's folder.
+    If several runs have the same method and the same split of the data, the label has the name of
+    the run's folder.
     """
     spare = itertools.cycle(_SPARE_COLOURS)
     spare_styles = {
@@ -110,10 +111,11 @@ def trailing_mean(values: Sequence[float], window: int) -> list[float]:
 def accuracy_picture(
     shown: Sequence[StyledRun], smooth: int, standalone: float | None, target: float
 ) -> bytes:
-    """Draw accuracy against time: the trailing mean, with the measured values paler behind it.
+    """Draw accuracy against time: the trailing mean, and the measured values paler.
 
     Args:
-        shown: Runs of one kind of split; runs without evaluations are left out.
+        shown: Runs with one kind of data split (IID or non-IID). Runs without evaluations are not
+            drawn.
         smooth: Number of evaluations in the trailing mean.
         standalone: Accuracy of training on one device, drawn as a dashed line; None for no line.
         target: Target accuracy of the speedup, drawn as a dotted line.
@@ -157,11 +159,11 @@ def bar_picture(
     """Draw a chart of horizontal bars, one bar per row.
 
     Args:
-        bars: Bars from the top.
-        label: Label of the axis.
+        bars: Bars in order from the top of the chart.
+        label: Label of the horizontal axis.
         legend: Parts of the bars for the legend: (opacity, name); empty if bars have one part.
         mark: Meaning of the bars' marks, for the legend; empty if the bars have no marks.
-        limit: Right end of the axis; None for a value that fits the bars.
+        limit: Right end of the horizontal axis; None for a value that fits the bars.
     """
     rows = max(3, len(bars))
     figure, axes = figures.empty_axes(_THEME, 6.6, min(14.0, 1.3 + _BAR_INCHES * rows))
@@ -200,7 +202,7 @@ def _add_bar_legend(figure: Any, legend: Sequence[tuple[float, str]], mark: str)
         line: dict[str, Any] = {"linestyle": "", "color": _THEME.text, "markersize": 4.5}
         handles.append(Line2D([], [], marker="D", mfc="white", label=mark, **line))
     if handles:
-        # A legend of the axes would not fit into the figure next to long row labels.
+        # The legend belongs to the figure: next to long row labels, the axes are too narrow.
         figure.legend(
             handles=handles,
             loc="outside upper left",
@@ -213,7 +215,7 @@ def _add_bar_legend(figure: Any, legend: Sequence[tuple[float, str]], mark: str)
 
 
 NOT_REACHED = "not reached"
-_TRAILING = 3  # number of evaluations in the mean of the columns *_mean3
+_TRAILING = 3  # number of evaluations averaged in the CSV columns *_mean3
 _BASELINE = ("ssgd", "bsp")
 
 
@@ -228,9 +230,9 @@ def draw(
 
     Args:
         paths: Run directories, or folders ``NETWORK/MODE`` of ESync's logs.
-        out: Folder to write to.
+        out: Folder that receives the figures and tables.
         target: Accuracy whose time decides the speedup.
-        standalone: Accuracy of training on one device; None to draw no line for it.
+        standalone: Accuracy of training on one device; None to draw no line for this accuracy.
         smooth: Number of evaluations in the trailing mean of the drawn accuracy.
 
     Raises:
@@ -251,9 +253,9 @@ def draw(
 
 
 def first_at(points: Sequence[EvaluationPoint], target: float, window: int = 1) -> float | None:
-    """Return the time in seconds at which the trailing mean first reached the target; or None.
+    """Return when the mean accuracy first reached the target, in seconds; None if it did not.
 
-    The mean is over the last ``window`` evaluations. A mean over fewer evaluations does not count.
+    The mean is over the last ``window`` evaluations. A mean over fewer evaluations is ignored.
     The rounding of a sum depends on the Python version, so a mean counts as equal to the target
     within the rounding error.
     """
@@ -289,7 +291,7 @@ _RATIO_HEAD = ("run", "method", "split", "host", "device", "rank", "rounds", "or
 
 
 def speedup_rows(shown: Sequence[StyledRun], target: float) -> list[list[Any]]:
-    """Return one row per run: the time to the target accuracy and the speedup over SSGD."""
+    """Return one row per run with its time to the target accuracy and its speedup over SSGD."""
     rows = []
     for styled in shown:
         row: list[Any] = [*_who(styled), target]
@@ -304,7 +306,7 @@ def speedup_rows(shown: Sequence[StyledRun], target: float) -> list[list[Any]]:
 def _baseline(
     shown: Sequence[StyledRun], non_iid: bool, target: float, window: int
 ) -> float | str | None:
-    """Return the first SSGD run's time to the target for this split; a text without a run."""
+    """Return the time to the target of the split's first SSGD run, or a text if none exists."""
     for styled in shown:
         if styled.run.method in _BASELINE and styled.run.non_iid is non_iid:
             return first_at(styled.run.points, target, window)
@@ -365,7 +367,7 @@ def _throughput_picture(shown: Sequence[StyledRun]) -> bytes:
 
 
 def _rates(each: StyledRun) -> tuple[float | None, float | None]:
-    """Return the traffic up and down in MB/s; None if the traffic was not measured."""
+    """Return a run's traffic up and down in MB/s; None if the traffic was not measured."""
     run = each.run
     if run.bytes_up is None or run.bytes_down is None or not run.seconds:
         return None, None

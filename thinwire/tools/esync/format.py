@@ -27,8 +27,8 @@ from thinwire.runtime.telemetry.round_trace import (
     Round,
 )
 
-#: Thinwire's method -> (ESync's folder name, ESync's name in figures). A method that is not listed
-#: keeps its name.
+#: Thinwire's training method -> (ESync's folder name, ESync's name in figures). An unlisted
+#: method keeps Thinwire's name.
 MODES = {
     "esync": ("esync", "ESync"),
     "ssgd": ("sync", "Sync"),
@@ -36,31 +36,31 @@ MODES = {
     "asgd": ("async", "Async"),
     "dcasgd": ("dcasgd", "DCASGD"),
 }
-#: ESync's folder name -> Thinwire's method.
+#: ESync's folder name -> Thinwire's training method.
 METHODS = {"esync": "esync", "sync": "ssgd", "async": "asgd", "dcasgd": "dcasgd"}
 NON_IID_SUFFIX = "-niid"
-_AT_THE_END = (ENCODE, *GLOBAL_PHASES, EVALUATION)  # phases of the exchange, after the local steps
+_AT_THE_END = (ENCODE, *GLOBAL_PHASES, EVALUATION)  # phases of a round that follow the local steps
 _DECIMALS = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceLog:
-    """Rounds and accuracies of one device, read from the device's log files."""
+    """Training rounds and test accuracies of one device, read from the device's log files."""
 
     host: str
     device: str
     rounds: list[Round]
-    accuracies: dict[int, float]  # position in `rounds` -> accuracy
+    accuracies: dict[int, float]  # index of an evaluated round in `rounds` -> test accuracy
 
 
 def mode_of(method: str, non_iid: bool) -> str:
-    """Return ESync's folder name for a method."""
+    """Return ESync's folder name for one of Thinwire's training methods."""
     mode = MODES[method][0] if method in MODES else method
     return mode + (NON_IID_SUFFIX if non_iid else "")
 
 
 def name_of(mode: str) -> str:
-    """Return the file name of a mode's summary, without ending."""
+    """Return the file name, without ending, of the JSON summary of an ESync mode (method)."""
     stem = mode.removesuffix(NON_IID_SUFFIX)
     names = {folder: name for folder, name in MODES.values()}
     return names.get(stem, stem) + ("-Non-IID" if mode != stem else "")
@@ -81,7 +81,7 @@ def folder_names(origins: Sequence[tuple[str, str, int]]) -> list[tuple[str, str
 def place_accuracies(
     rounds: Sequence[Round], evaluations: Iterable[Evaluation]
 ) -> dict[int, float]:
-    """Return the accuracy by position in `rounds`.
+    """Return the test accuracy of each evaluated round, by the round's index in `rounds`.
 
     An evaluation belongs to the last round whose version is not above the evaluated version. An
     evaluation of the untrained model belongs to no round and is left out.
@@ -97,7 +97,7 @@ def place_accuracies(
 
 
 def document_of(number: int, each: Round, accuracy: float | None) -> dict[str, Any]:
-    """Return the content of ``iter-number.txt``."""
+    """Return the content of a round's file ``iter-number.txt``."""
     document: dict[str, Any] = {
         "num_iters": number,
         "num_samples": each.num_samples,
@@ -124,7 +124,7 @@ def write_device(folder: pathlib.Path, documents: Iterable[Mapping[str, Any]]) -
     count = 0
     for count, document in enumerate(documents, 1):
         (folder / f"iter-{count}.txt").write_text(json.dumps(document), encoding="utf-8")
-    # Files of an earlier, longer run would be read as further rounds of this run.
+    # Files of an earlier, longer run would be read as rounds of the present run.
     for old in folder.glob("iter-*.txt"):
         if (number := re.fullmatch(r"iter-(\d+)\.txt", old.name)) and int(number[1]) > count:
             old.unlink()
@@ -174,7 +174,7 @@ def summarise_mode(devices: Iterable[DeviceLog]) -> dict[str, dict[str, dict[str
 
 
 def _even_steps(each: Round) -> list[dict[str, float]]:
-    """Return a round's sums spread evenly over local steps; the last step has the exchange."""
+    """Return a round's times spread evenly over local steps; the last one has the exchange."""
     local = {
         phase: seconds / max(1, each.n_local)
         for phase, seconds in each.time.items()
@@ -188,7 +188,7 @@ def _even_steps(each: Round) -> list[dict[str, float]]:
 
 
 def _read_device(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """Yield the documents of iter-1.txt and so on, up to the first missing number."""
+    """Yield the contents of iter-1.txt, iter-2.txt and so on, up to the first missing file."""
     number = 1
     while (path := folder / f"iter-{number}.txt").is_file():
         try:
@@ -243,6 +243,6 @@ def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _safe(name: str) -> str:
-    """Return the name with all characters replaced that are not safe in a folder name."""
+    """Return a name with the characters replaced that are unsafe in a folder name."""
     text = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:100]
     return text if text.strip(".") else "_"

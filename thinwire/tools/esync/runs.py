@@ -19,7 +19,7 @@ from thinwire.tools.esync import format as log_files
 from thinwire.tools.esync.format import DeviceLog
 
 _EVEN_PARTITIONS = ("iid", "contiguous", "file")
-#: Number of trainable values of the networks in ESync's logs, which do not hold the number.
+#: Network -> number of trainable values. ESync's logs do not hold this number.
 NUM_PARAMETERS = {
     "alexnet": 57_029_322,
     "resnet18-v1": 11_175_370,
@@ -33,23 +33,23 @@ NUM_PARAMETERS = {
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationPoint:
-    """One evaluation. Not every round is evaluated, so each point holds its time and its round."""
+    """Test accuracy of the model after one round, with the time of the evaluation."""
 
     seconds: float
     round: int  # version of the evaluated model
-    accuracy: float  # 0 to 1
+    accuracy: float  # test accuracy from 0 to 1
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceTotals:
-    """Totals of one worker.
+    """Counts and times of one worker, summed over a run.
 
     Attributes:
         host: Name of the worker's host.
         device: Name of the worker's device: cpu, gpu0 and so on.
         rank: Rank of the worker, from 0.
-        rounds: Number of rounds.
-        samples: Number of training examples.
+        rounds: Number of the worker's rounds.
+        samples: Number of training examples that the worker processed.
         seconds: Training time, in seconds.
         global_seconds: Time of the exchanges, in seconds.
         computing_seconds: Time of forward, backward and local update, in seconds.
@@ -66,7 +66,7 @@ class DeviceTotals:
 
     @property
     def ratio_orig(self) -> float:
-        """ESync's computing-time ratio: time outside of exchanges, with queries and evaluations."""
+        """ESync's computing-time ratio: share of time outside exchanges, evaluations included."""
         return 1 - self.global_seconds / self.seconds if self.seconds else 0.0
 
     @property
@@ -77,26 +77,26 @@ class DeviceTotals:
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredRun:
-    """One measured run."""
+    """Measurements of one run, from which the figures are drawn."""
 
     name: str  # name of the run's folder
     method: str
     network: str
     non_iid: bool
-    num_parameters: int  # 0 if unknown
+    num_parameters: int  # number of trainable values; 0 if unknown
     points: list[EvaluationPoint]
     devices: list[DeviceTotals]
-    bytes_up: int | None  # None if not measured
-    bytes_down: int | None  # None if not measured
+    bytes_up: int | None  # bytes from the workers to the PS; None if not measured
+    bytes_down: int | None  # bytes from the PS to the workers; None if not measured
 
     @property
     def seconds(self) -> float:
-        """Longest training time of a worker, in seconds."""
+        """Training time of the worker that trained longest, in seconds."""
         return max((device.seconds for device in self.devices), default=0.0)
 
     @property
     def samples_per_second(self) -> float:
-        """Training examples of all workers per second."""
+        """Data throughput of the run: training examples of all workers per second."""
         samples = sum(device.samples for device in self.devices)
         return samples / self.seconds if self.seconds else 0.0
 
@@ -113,7 +113,8 @@ def load(path: pathlib.Path) -> MeasuredRun:
     """Read a run directory, or a folder ``BASE/NETWORK/MODE`` of ESync's logs.
 
     Raises:
-        ConfigurationError: The folder is neither a run nor a folder of logs, or files are damaged.
+        ConfigurationError: The folder is neither a run directory nor a folder of logs, or its files
+            are damaged.
     """
     try:
         if (path / SUMMARY_FILE).is_file():
@@ -164,7 +165,7 @@ def of_logs(path: pathlib.Path, logged: Sequence[DeviceLog]) -> MeasuredRun:
 
 
 def points_of(logged: Sequence[DeviceLog]) -> list[EvaluationPoint]:
-    """Return the evaluations in the logs, in order of time."""
+    """Return the evaluations in ESync's logs of a run, in order of time."""
     return sorted(
         (
             EvaluationPoint(log.rounds[at].total_time, log.rounds[at].num_iters, accuracy)
