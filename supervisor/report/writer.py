@@ -75,7 +75,7 @@ def load_run(run_dir: str | os.PathLike[str]) -> ReportedRun:
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> pathlib.Path:
-    """Write a run's report into ``run_dir/report/``: one PNG per picture, index.html and labels.csv.
+    """Write the report ``run_dir/report/``: one PNG per picture, index.html and labels.csv.
 
     Returns:
         Path of index.html.

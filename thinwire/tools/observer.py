@@ -1,7 +1,7 @@
 """Contacts shard 0 of a run as an observer: reads the run's status, or ends the run.
 
-An observer connects with the role of a Supervisor but without a model. The observer evaluates nothing
-and does not replace the run's Supervisor.
+An observer connects with the role of a Supervisor but without a model. The observer evaluates
+nothing and does not replace the run's Supervisor.
 """
 
 from __future__ import annotations
