@@ -86,7 +86,7 @@ def ranges(total: int, nb_workers: int, fractions: Fractions | None) -> list[ran
             f"--partition file needs the fractions of {nb_workers} workers and got "
             f"{num_fractions}; set --data_sharding_file, or choose --partition iid."
         )
-    # Adjacent ranges share one rounded cut, so that rounding neither loses nor doubles an example.
+    # Adjacent workers' ranges share one rounded cut, so that no example is lost or doubled.
     by_start = sorted(range(nb_workers), key=lambda worker: fractions[worker][0])
     cuts = [0, *(round(fractions[worker][0] * total) for worker in by_start[1:]), total]
     owned = {worker: range(*cuts[place : place + 2]) for place, worker in enumerate(by_start)}

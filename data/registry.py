@@ -51,10 +51,10 @@ class DatasetRequest:
 class DatasetPart:
     """Training or test part of a data set, scaled for training or evaluation."""
 
-    images: NDArray[Any] | Lazy  # [N, ...], mostly [N, height, width, channels] float32
-    labels: NDArray[Any]  # [N, ...] in the task's form, [N] int32 for classes
+    images: NDArray[Any] | Lazy  # [N, ...] inputs, mostly [N, height, width, channels] float32
+    labels: NDArray[Any]  # [N, ...] labels in the task's form, [N] int32 for classes
     file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64, first example of each file
-    classes: NDArray[np.int32] | None = None  # [N] int32, only for an autoencoder
+    classes: NDArray[np.int32] | None = None  # [N] int32; None except for autoencoders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +66,10 @@ class Dataset:
     """
 
     train_images: NDArray[Any] | Lazy  # [N, ...], mostly [N, height, width, channels] float32
-    train_labels: NDArray[Any]  # [N, ...], the targets of the loss
+    train_labels: NDArray[Any]  # [N, ...] labels: the targets of the loss
     test_images: NDArray[Any] | Lazy  # [M, ...] inputs, in the form of train_images
     test_labels: NDArray[Any]  # [M, ...] labels, in the form of train_labels
-    train_file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64; None: unknown files
+    train_file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64; None if unknown
     train_classes: NDArray[np.int32] | None = None  # [N] int32; None except for autoencoders
 
     @property

@@ -35,8 +35,8 @@ _PREFIXES = {"train": "train", "test": "t10k"}
 class RawPart:
     """Training or test part of a data set in its stored form, without scaling."""
 
-    images: NDArray[Any]  # [N, height, width, channels] uint8; tokens: [N, ...] int32
-    labels: NDArray[Any]  # [N] int32; generated data and text: the task's form
+    images: NDArray[Any]  # images [N, height, width, channels] uint8, or tokens [N, ...] int32
+    labels: NDArray[Any]  # [N] int32 classes; for generated data and text, the task's form
     file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64; None: not AdaComp's layout
 
 
@@ -44,9 +44,9 @@ class RawPart:
 class _Source:
     """Places at which the files of one data set may be found."""
 
-    folders: tuple[Path, ...] = ()  # folders of installed IDX files
+    folders: tuple[Path, ...] = ()  # folders in which a system package installs IDX files
     cache: str | None = None  # folder of IDX files, or .npz, in datasets/ of the Keras cache
-    package: str | None = None  # instruction to install the data set's package
+    package: str | None = None  # how to install the system package with the data set
 
 
 _SOURCES = {

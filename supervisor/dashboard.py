@@ -18,7 +18,7 @@ from thinwire.ops.routing.counters import BLOCK, rows_of
 from thinwire.runtime.telemetry.evaluation import Evaluation
 from thinwire.runtime.telemetry.run_status import RunStatus, WorkerMetrics
 
-_BAR_CELLS = 20  # width of Keras' progress bar
+_BAR_CELLS = 20  # width of the progress bar in characters, as in Keras
 _RATE_WINDOW = 20  # number of statuses that the rate for the ETA is computed from
 _MOST_WORKERS_SHOWN = 32
 #: A metric is shown in scientific notation if its absolute value is outside these bounds.

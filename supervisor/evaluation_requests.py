@@ -44,14 +44,14 @@ class EvaluationRequests:
         self._run = run
         self._closing = threading.Event()
         self._changed = threading.Condition()
-        # Guarded by `_changed`:
+        # The condition `_changed` guards the following attributes:
         self._session: ClientSession | None = None
         self._fits: dict[int, pb.FitBegun] = {}
         self._histories: dict[int, str] = {}
         self._of_scripts: set[int] = set()  # numbers of the fits that a worker's script evaluates
         self._open: dict[
             tuple[int, int], None
-        ] = {}  # unanswered requests: (fit, epoch) in order of arrival
+        ] = {}  # unanswered evaluation requests: (fit, epoch) in order of arrival
         self._answered: dict[tuple[int, int], pb.Evaluated] = {}
         self._version = self._num_news = 0
         self._halt_cause = ""

@@ -130,7 +130,7 @@ class Evaluator:
             )
             return
         for batch in chosen:
-            # A slice of the labels needs no copy, but cannot wrap around to the first example.
+            # A slice of an array needs no copy, but cannot wrap around to the first example.
             whole = slice(batch[0], batch[-1] + 1) if batch[0] <= batch[-1] else batch
             yield self._images[whole], self._labels[whole]
 
@@ -169,7 +169,7 @@ def _batch_that_fits(model: Any) -> int:
     try:
         shapes = [layer.output.shape for layer in model.layers]
         num_values = sum(math.prod(shape[1:]) for shape in shapes)
-    except (AttributeError, TypeError):  # subclassed model, several outputs or an unknown dimension
+    except (AttributeError, TypeError):  # subclassed model, several outputs, unknown dimension
         return _UNKNOWN_MODEL_BATCH
     return int(max(1, _MEMORY_BYTES // (4 * max(1, num_values))))
 

@@ -219,7 +219,7 @@ class RoundsLog:
         self._files: dict[int, TextIO] = {}
         self._last: dict[
             int, dict[str, int]
-        ] = {}  # worker -> incarnation -> number of the last written round
+        ] = {}  # worker -> worker's incarnation -> number of the last written round
 
     def add(self, worker: int, batch: str) -> None:
         """Append a batch of a worker's measured rounds; log and skip an unreadable batch."""

@@ -56,8 +56,8 @@ from thinwire.supervisor.shard_stream import Batches, ShardStream, open_streams
 if TYPE_CHECKING:
     from thinwire.supervisor.scorer import ModelScorer
 
-_NO_MODEL_BYTES = 1 << 16  # payload limit of a stream that carries no model
-_RECORD_SECONDS = 5.0  # interval between two status lines in metrics.jsonl
+_NO_MODEL_BYTES = 1 << 16  # payload limit, in bytes, of a stream that carries no model
+_RECORD_SECONDS = 5.0  # seconds between two status lines in metrics.jsonl
 #: Time limit, in seconds, of the wait for the workers' last reports after the run has ended.
 _END_SECONDS = 3.0
 #: Time limit, in seconds, for the evaluation of the final model. A PS waits about as long for
@@ -94,7 +94,8 @@ def main(run: Run) -> int:
 
 def _model_of(run: Run) -> tuple[WatchedModel, ModelScorer]:
     """Return the model that the flags name, and its scorer on the whole test set."""
-    from thinwire.supervisor.scorer import ModelScorer  # loads TensorFlow, so only if needed
+    # The module loads TensorFlow, so it is imported only if it is needed.
+    from thinwire.supervisor.scorer import ModelScorer
 
     shared = SharedModel(run.model, run.seed)
     if shared.statistics and not run.method.bn_sync:

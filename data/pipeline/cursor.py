@@ -55,7 +55,7 @@ class Cursor:
     ) -> None:
         if not whole_epochs:
             check_batch_size(batch_size, len(indices))
-        self._indices = np.array(indices, dtype=np.int64)  # [n] int64 positions
+        self._indices = np.array(indices, dtype=np.int64)  # [n] int64 positions in the training set
         self._batch_size = batch_size
         self.seed = seed
         self._shuffle = shuffle
@@ -92,7 +92,7 @@ class Cursor:
 
     def fork(self) -> Cursor:
         """Return an independent cursor at the same position."""
-        return copy.copy(self)  # sharing arrays is safe: a cursor never changes an array in place
+        return copy.copy(self)  # the copies share arrays: a cursor never changes an array in place
 
     def state(self) -> dict[str, int]:
         """Return the epoch, the position in the epoch, and the settings that define the order."""
@@ -173,7 +173,7 @@ def uniforms(seed: int, place: int, count: int, width: int) -> NDArray[np.float6
     True
     """
     # Philox counts in blocks of four numbers. Every example takes a whole number of blocks, so that
-    # its numbers start at counter place * blocks and need no numbers of earlier examples.
+    # the example's numbers start at counter place * blocks and need no numbers of earlier examples.
     blocks = -(-width // 4)
     generator = np.random.Philox(key=[seed, _PURPOSE], counter=place * blocks)
     raw = generator.random_raw(count * blocks * 4).reshape(count, blocks * 4)[:, :width]

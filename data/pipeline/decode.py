@@ -103,7 +103,7 @@ def random_box(height: int, width: int, draws: Sequence[float]) -> Box:
     for attempt in range(_ATTEMPTS):
         area, ratio, row, column = draws[4 * attempt : 4 * attempt + 4]
         pixels = (_LEAST_AREA + (1 - _LEAST_AREA) * area) * height * width
-        shape = math.exp((2 * ratio - 1) * math.log(_RATIO))  # width / height
+        shape = math.exp((2 * ratio - 1) * math.log(_RATIO))  # width / height of the crop
         high, wide = round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
         if 1 <= high <= height and 1 <= wide <= width:
             return int(row * (height - high + 1)), int(column * (width - wide + 1)), high, wide

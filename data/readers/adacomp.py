@@ -30,7 +30,7 @@ class ShardFiles:
 
     images: NDArray[np.uint8]  # [N, height, width, channels] uint8 pixels
     labels: NDArray[np.uint8]  # [N] uint8 class of each image
-    offsets: NDArray[np.int64]  # [files + 1] int64, first example of each file, then N
+    offsets: NDArray[np.int64]  # [files + 1] int64 index of the first example of each file, then N
 
 
 def image_path(data_dir: Path, part: str, number: int) -> Path:

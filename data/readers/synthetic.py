@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 NUM_EXAMPLES = {"train": 4000, "test": 1000}
-_COARSE = 4  # a pattern has 4 x 4 patches
-_NOISE = 80.0  # standard deviation of the noise, in gray levels
+_COARSE = 4  # patches per side of a pattern: 4 x 4 patches
+_NOISE = 80.0  # standard deviation of the noise added to images, in gray levels
 _CHUNK = 256  # number of images that are generated together, to limit the memory
 _LENGTH = 32  # number of tokens in a generated sequence
 _GRAMMARS = 2

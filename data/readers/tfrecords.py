@@ -45,10 +45,10 @@ _NAME = r"(?:.*[-_.])?(?:{parts})(?:\.tfrecords?)?-(\d+)-of-(\d+)(?:\.tfrecords?
 class RecordIndex:
     """Positions and labels of the images in TFRecord files, in the order of the records."""
 
-    starts: NDArray[np.int64]  # [N] int64, offset of the image in its file, in bytes
-    lengths: NDArray[np.int64]  # [N] int64, size of the image in bytes
-    labels: NDArray[np.int64]  # [N] int64, label as stored in the record
-    file_offsets: NDArray[np.int64]  # [files + 1] int64, first record of each file, then N
+    starts: NDArray[np.int64]  # [N] int64, offset of each image in its file, in bytes
+    lengths: NDArray[np.int64]  # [N] int64, size of each image in bytes
+    labels: NDArray[np.int64]  # [N] int64, label of each image as stored in the record
+    file_offsets: NDArray[np.int64]  # [files + 1] int64, index of each file's first record, then N
 
 
 class _InvalidTfRecord(ValueError):
@@ -194,7 +194,8 @@ def _place(image: bytes, record: bytes) -> int:
 
 # -- the saved index --------------------------------------------------------------------------
 
-_State = list[tuple[str, int, int]]  # name, size in bytes and modification time of each file
+#: Name, size in bytes and modification time of each TFRecord file.
+_State = list[tuple[str, int, int]]
 
 
 def _load(path: Path, state: _State) -> RecordIndex | None:

@@ -75,7 +75,7 @@ def load_run(run_dir: str | os.PathLike[str]) -> ReportedRun:
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> pathlib.Path:
-    """Write the folder ``run_dir/report/``: one PNG per picture, index.html and labels.csv.
+    """Write the report ``run_dir/report/``: one PNG per picture, index.html and labels.csv.
 
     Returns:
         Path of index.html.
@@ -133,7 +133,7 @@ def distinct_names(run_dirs: Sequence[str | os.PathLike[str]]) -> list[str]:
 def curve_pictures(runs: Sequence[ReportedRun]) -> list[page.Picture]:
     """Draw the first metric against time, bytes and updates, later metrics against updates.
 
-    A metric's picture shows all runs that have the metric.
+    A metric's picture shows all runs in which the metric was evaluated.
     """
     first, *further = ordered_metrics(runs)[:_MOST_METRICS] or [ACCURACY]
     pairs = [(first, cost) for cost in _COSTS] + [(name, "updates") for name in further]

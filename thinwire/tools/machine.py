@@ -58,7 +58,7 @@ def python() -> Finding:
 
 
 def packages() -> Iterator[Finding]:
-    """Yield a problem for each package that is missing or too old, or one ok finding for all."""
+    """Yield a problem for each missing or too old package, or one ok finding if none is."""
     wrong = []
     for name, floor in FLOORS.items():
         version = version_of(name)
@@ -69,7 +69,7 @@ def packages() -> Iterator[Finding]:
 
 
 def processors() -> Finding:
-    """Check the number of processors that this process may use, and their instruction sets."""
+    """Check the number and the instruction sets of the CPUs that this process may use."""
     number = len(os.sched_getaffinity(0))
     flags = set(re.findall(r"\w+", _first_line("/proc/cpuinfo", r"(?:flags|Features)\s*:")))
     sets = [name for name in _INSTRUCTIONS if name in flags]

@@ -86,7 +86,7 @@ def _filled_template(
         EXIT_REFUSED,
     )
 
-    service = f"{given.name}-ps"  # a pod that replaces another pod has the same name
+    service = f"{given.name}-ps"  # Kubernetes gives a replaced pod the same name
     hosts = (f"{service}-{shard}.{service}" for shard in range(given.shards))
     addresses = ",".join(f"{host}:{given.port}" for host in hosts)
     flags = (_RUN_DIR_FLAG, *flags, *(_TLS_FLAGS if certificates else ()))

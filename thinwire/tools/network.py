@@ -28,8 +28,8 @@ _CONNECTIONS = 5
 _CONNECT_SECONDS = 3.0
 _HOST_SECONDS = 15.0
 _SERVE_SECONDS = 15.0
-#: Maximum number of hosts with a measured link to the first host. The hosts share the first host's
-#: link, so they measure one after the other.
+#: Maximum number of hosts that measure their link to the first host. The hosts measure one after
+#: another, because they share the first host's link.
 _MOST_MEASURED = 4
 _SLOW_ROUND_TRIP_SECONDS, _SLOW_MBPS = 0.2, 1.0
 _CLOCK_OFF_SECONDS, _CLOCK_WRONG_SECONDS = 1.0, 60.0
@@ -170,7 +170,7 @@ def _host(ssh: Ssh, host: Host, python: str) -> Iterator[Finding]:
 
 
 def _links(ssh: Ssh, good: Sequence[Host], python: str, port: int) -> Iterator[Finding]:
-    """Measure the links from this machine and from the other hosts to the first host."""
+    """Measure the links to the first host from this machine and from later hosts of the file."""
     from thinwire.launcher.ssh import HostFailed, probe_answer
 
     first, other_hosts = good[0], good[1:]

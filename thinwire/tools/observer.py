@@ -1,7 +1,7 @@
 """Contacts shard 0 of a run as an observer: reads the run's status, or ends the run.
 
-An observer connects with the role of a Supervisor but without a model. It evaluates nothing and
-does not replace the run's Supervisor.
+An observer connects with the role of a Supervisor but without a model. The observer evaluates
+nothing and does not replace the run's Supervisor.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Contact:
     Attributes:
         address: ``host:port`` of shard 0.
         credentials: Credentials of a Supervisor of the run.
-        seconds: Time limit of a request, in seconds.
+        seconds: Time limit of a request to shard 0, in seconds.
     """
 
     address: str

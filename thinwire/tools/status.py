@@ -40,10 +40,10 @@ class RunReport:
     Attributes:
         run: Run directory or address, as the user gave it.
         state: starting, running, finished, stopped, dead, unanswered or rejected.
-        code: Exit code of the command for this state.
-        why: Reason of the state; may be empty.
+        code: Exit code of `thinwire status` for this state of the run.
+        why: Reason of the run's state; empty if the state needs no reason.
         source: Source of the figures: shard 0, summary.json, metrics.jsonl or nothing.
-        status: Status with the figures. None: no status is known.
+        status: Newest known status of the run; None if no status is known.
         recorded: Content of the run directory. None if only an address is known.
     """
 

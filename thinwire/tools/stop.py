@@ -128,7 +128,7 @@ def _interrupt(processes: Sequence[NodeProcess]) -> str:
     """Send SIGINT to processes on this host; return a text that lists them, maybe empty."""
     done = []
     for process in processes:
-        # The process may have ended, or may belong to another user.
+        # The signal fails if the process has ended or belongs to a different user.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if process.owner is not None:
                 os.kill(process.owner.pid, signal.SIGINT)
