@@ -1,7 +1,4 @@
-"""Define your own model and data for the command line.
-
-thinwire cluster --model=examples/own_model.py
-"""
+"""Your own model and data, for ``thinwire cluster --model=examples/own_model.py``."""
 
 import keras
 import numpy as np
@@ -11,15 +8,13 @@ from thinwire import W_global
 
 def build_model():
     """Return the model. An uncompiled model must output logits; else compile it with a loss."""
-    model = keras.Sequential(
-        [
-            keras.Input((8, 8, 1)),
-            keras.layers.Flatten(name="flatten"),
-            keras.layers.Dense(32, activation="relu", name="hidden"),
-            keras.layers.Dense(4, name="logits"),
-        ],
-        name="own_model",
-    )
+    layers = [
+        keras.Input((8, 8, 1)),
+        keras.layers.Flatten(name="flatten"),
+        keras.layers.Dense(32, activation="relu", name="hidden"),
+        keras.layers.Dense(4, name="logits"),
+    ]
+    model = keras.Sequential(layers, name="own_model")
     # Only the variables in W_global are shared; all other variables stay local to a worker.
     W_global.extend(model.trainable_variables)
     return model
