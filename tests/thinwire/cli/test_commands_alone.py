@@ -25,8 +25,8 @@ OPTIONS = [option for topic in help_text.TOPICS for option in topic.options]
 #: Numbers without a dimension are counts, identities or factors, and are documented too.
 UNITS = re.compile(
     r"seconds|milliseconds|Mbit/s|bytes|bits|kB|fraction|factor|count|number|port|pixels|updates|"
-    r"iterations|epochs|steps|examples|replies|entries|rounds|offences|columns|L2 norm|pushes|threads|"
-    r"restarts|class|numbers|change of weights|probability"
+    r"iterations|epochs|steps|examples|replies|entries|rounds|offences|columns|L2 norm|pushes|"
+    r"threads|restarts|class|numbers|change of weights|probability"
 )
 HEAVY = {"tensorflow", "keras", "numpy", "grpc", "matplotlib", "rich", "prometheus_client"}
 
