@@ -95,7 +95,7 @@ class Joining:
         if session is None or session.stopped or member.in_fit or not member.has_left:
             return None
         member.has_left = False
-        if self._optimizers.are_set_by_script:
+        if self._optimizers.are_set_by_script(in_step=True):
             raise ConfigurationError(
                 f"the script has set the state of an optimizer of {member.model.name!r} between a "
                 "fit and a loop that follows it, where no phase of the run begins; set the state "

@@ -46,14 +46,19 @@ class OptimizerStates:
         """Return True if the script has assigned to a variable since the last call of `note`."""
         return id(variable) in self._known and id(variable) in self._assigned
 
-    def differs(self, variable: Any) -> bool:
-        """Return True if a variable's values differ from the values at the last call of `note`."""
+    def differs(self, variable: Any, steps: int = 0) -> bool:
+        """Return True if a variable's values differ from the values at the last call of `note`.
+
+        Args:
+            variable: Optimizer variable.
+            steps: For a counter of steps: number of steps that may have advanced it meanwhile.
+        """
         known = self._known.get(id(variable))
-        return known is not None and known != _digest(variable)
+        return known is not None and all(known != _digest(variable, n) for n in range(steps + 1))
 
 
-def _digest(variable: Any) -> bytes:
-    values = variable.numpy()
+def _digest(variable: Any, less: int = 0) -> bytes:
+    values = variable.numpy() - less if less else variable.numpy()
     return hashlib.blake2b(values.tobytes(), digest_size=16).digest()
 
 

@@ -209,22 +209,28 @@ class ScriptOptimizers:
         """Forget the recorded optimizer state, because training changes this state."""
         self._states.forget()
 
-    @property
-    def are_set_by_script(self) -> bool:
-        """True if the script has set state of an optimizer since the end of the last `fit`.
+    def are_set_by_script(self, in_step: bool = False) -> bool:
+        """Return True if the script has set state of an optimizer since the end of the last `fit`.
 
         Only state that the PS or a codec holds during training counts.
+
+        Args:
+            in_step: True within a step. The graph of a step may advance the counter of steps before
+                it calls the exchange, so the counter may be one step ahead of the recorded value.
 
         Raises:
             ConfigurationError: The run cannot take over the state that the script has set.
         """
         run_variables = self._kept_by_run
-        has_changed = any(self._states.differs(variable) for variable in run_variables)
+        counts = {id(step.inner._iterations) for step in self.stepping}
+        has_changed = any(
+            self._states.differs(variable, steps=in_step and id(variable) in counts)
+            for variable in run_variables
+        )
         if not self.takes_momentum:
             return has_changed
         # The worker's codec applies the momentum, so the optimizer's momentum slots are always 0.
         # The script can only assign zeros to these slots: the codec then restarts without momentum.
-        counts = {id(step.inner._iterations) for step in self.stepping}
         slots = [variable for variable in run_variables if id(variable) not in counts]
         assigned = [variable for variable in slots if self._states.was_assigned(variable)]
         for variable in assigned:

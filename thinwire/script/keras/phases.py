@@ -182,7 +182,7 @@ class Phases:
             trained = [id(variable) for variable in member.model.trainable_variables]
             has_changed = member.model.run_eagerly and trained != self._trained
             differs = differs or has_changed or self._is_traced_anew
-            differs = self._optimizers.are_set_by_script or differs
+            differs = self._optimizers.are_set_by_script() or differs
         opening = member.wait_for_others(where, differs)
         member.barriers.where = where
         self._offers = opening is not None and opening.offers
