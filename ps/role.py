@@ -18,7 +18,7 @@ from thinwire.ops.kernels import load_kernels
 from thinwire.ops.offer import read_offer
 from thinwire.ops.sharding import placement
 from thinwire.ops.sharding.split import part_of_layout, shard_spec
-from thinwire.ops.sync.base import Draw, SyncPolicy
+from thinwire.ops.sync.base import Draw
 from thinwire.ops.types import ConfigurationError, State, Update
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import serve
@@ -162,16 +162,14 @@ def build_core(
     """
     model = initials.model
     method = model.method
-    rule: SyncPolicy = method.sync
     membership: Membership
     if initials.leads:
         membership = Coordinator(config.nb_workers, lease_seconds)
-    else:  # only shard 0 decides when workers may proceed
+    else:
         membership = FollowerMembership(config.nb_workers, lease_seconds)
-        rule = rule.without_bound()
     theta = model.weights if is_last else model.weights.copy()
     averages = initials.averages()
-    return PsCore(config, method, theta, initials.kernels, membership, rule, averages)
+    return PsCore(config, method, theta, initials.kernels, membership, averages)
 
 
 def main(run: Run) -> int:

@@ -175,7 +175,7 @@ class ScriptRun:
         self.pull()
 
     def _shard(self, number, theta, nb_workers):
-        layout, rule = self.layouts[number], self.method.sync
+        layout = self.layouts[number]
         member = Coordinator(nb_workers, 1e9) if number == 0 else FollowerMembership(nb_workers)
         config = CoreConfig(
             Budget(10**6),
@@ -194,8 +194,7 @@ class ScriptRun:
                 part, (held, _) = part_of_spec(spec, numbers), part_of_layout(layout, numbers)
                 initial.append(divide(join(cut(slots, part, held), each), each))
             chosen = dataclasses.replace(chosen, server=chosen.server.starting_at(initial))
-        rule = rule if number == 0 else rule.without_bound()
-        return PsCore(config, chosen, own, BODIES, member, rule)
+        return PsCore(config, chosen, own, BODIES, member)
 
     def pull(self):
         for number in range(1, len(self.workers) + 1):

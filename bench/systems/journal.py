@@ -155,7 +155,7 @@ class JournaledShard:
         config = CoreConfig(Budget(1 << 40), Schedule(0.01), _WORKERS, spec=part)
         theta = np.random.default_rng(1).normal(size=self.layout.size).astype(np.float32)
         membership = Coordinator(_WORKERS, 1e9)
-        self.core = PsCore(config, self.method, theta, bodies, membership, self.method.sync)
+        self.core = PsCore(config, self.method, theta, bodies, membership)
         self.journaled = JournaledCore(self.core)
         self.coder = EventCoder(self.layout, self.method, bodies)
         self.decoder = PushDecoder(self.layout, self.method.kind, bodies)

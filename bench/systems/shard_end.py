@@ -63,7 +63,7 @@ def serve_shard(name: str, workers: int, spec: ModelSpec) -> ShardServer:
         Budget(1 << 40), Schedule(_LEARNING_RATE), workers, spec=shard_spec(spec, layout)
     )
     theta = np.random.default_rng(1).normal(size=layout.size).astype(np.float32)
-    core = PsCore(config, method, theta, bodies, Coordinator(workers, 1e9), method.sync)
+    core = PsCore(config, method, theta, bodies, Coordinator(workers, 1e9))
     server = ShardServer(core, layout, 1.0, lambda version, state: None, 60.0)
     server.listen("127.0.0.1", 0)
     server.open_for(identity(RUN_ID, 0, 1, 0, method.fingerprint(), spec, []), "{}")

@@ -26,7 +26,7 @@ from thinwire.ops.privacy.central import privacy_of
 from thinwire.ops.routing.dgt_choices import DgtChoices
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.sharding import placement
-from thinwire.ops.sync.base import SyncPolicy
+from thinwire.ops.sync.base import SyncRule
 from thinwire.ops.sync.drawn import DrawnSync
 from thinwire.ops.sync.groups import AutoGroups
 from thinwire.ops.sync.rule import SYNC_RULES, make_rule
@@ -190,7 +190,7 @@ def _check_epochs(pacer: str, choices: Choices) -> None:
         )
 
 
-def _sync_rule(name: str, choices: Choices) -> SyncPolicy:
+def _sync_rule(name: str, choices: Choices) -> SyncRule:
     if choices.fraction != 1.0 or choices.draws is not None:
         return _drawn_rule(name, choices)
     takes_default = SYNC_RULES[name].needs_bound and choices.bound is None
@@ -198,7 +198,7 @@ def _sync_rule(name: str, choices: Choices) -> SyncPolicy:
     return make_rule(name, choices.nb_workers, choices.groups, bound, choices.auto_groups)
 
 
-def _drawn_rule(name: str, choices: Choices) -> SyncPolicy:
+def _drawn_rule(name: str, choices: Choices) -> SyncRule:
     """Return the rule that draws a round's workers; reject rules without common rounds."""
     if name != "bsp":
         flag = "--draws" if choices.draws is not None else f"--fraction={choices.fraction:g}"
@@ -210,7 +210,7 @@ def _drawn_rule(name: str, choices: Choices) -> SyncPolicy:
     return DrawnSync(choices.nb_workers, choices.fraction, choices.seed, choices.draws)
 
 
-def _weighting(name: str, rule: SyncPolicy, counts_all_alike: bool, is_script: bool) -> str:
+def _weighting(name: str, rule: SyncRule, counts_all_alike: bool, is_script: bool) -> str:
     """Return the name of the updates' weighting if no flag sets a weighting.
 
     A script's optimizer averages gradients over all examples, so updates of a round are weighted by

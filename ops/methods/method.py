@@ -22,7 +22,7 @@ from thinwire.ops.pacing.fixed import Fixed
 from thinwire.ops.privacy.central import NoPrivacy, Privacy
 from thinwire.ops.routing.base import Router
 from thinwire.ops.sharding.placement import Placement
-from thinwire.ops.sync.base import SyncPolicy
+from thinwire.ops.sync.base import SyncRule
 from thinwire.ops.types import ConfigurationError, Kind, ModelSpec, ShardLayout, describe
 from thinwire.ops.weighting.base import Weighting
 
@@ -195,7 +195,7 @@ class Method:
     codec: Codec
     down_codec: DownCodec
     router: Router
-    sync: SyncPolicy
+    sync: SyncRule
     weighting: Weighting
     server: ServerUpdate
     choices: Mapping[str, str]

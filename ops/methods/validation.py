@@ -16,7 +16,7 @@ from thinwire.ops.downlink.exact import DownDelta, DownDense
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.local import LOCAL_FLAGS, LocalUpdate
 from thinwire.ops.routing.reliable import Reliable
-from thinwire.ops.sync.base import SyncPolicy
+from thinwire.ops.sync.base import SyncRule
 from thinwire.ops.sync.groups import uneven
 from thinwire.ops.sync.rule import ClosedGroupSync, GroupSync
 from thinwire.ops.types import VALUE_BITS, ConfigurationError, Kind, describe
@@ -35,7 +35,7 @@ _ONLY = {
 }
 
 
-def rule_for(rule: SyncPolicy, collective: str) -> SyncPolicy:
+def rule_for(rule: SyncRule, collective: str) -> SyncRule:
     """Return the synchronization rule; close its rounds to joiners if the collective needs it."""
     # One group of workers, and all other settings have their defaults.
     plain = len(rule.groups) == 1 and rule == GroupSync(rule.groups)

@@ -1,23 +1,24 @@
 """Interface of a synchronization rule, which releases pushes and lets workers proceed.
 
-To release pushes means to merge them into one update of the weights. A rule orders arrivals. An
-arrival is a token (worker, step) of a push, so a rule never sees an update. One worker may have
-several waiting arrivals, as in a buffer of K pushes. A rule may act because time has passed, as in
-a quorum with a grace period. Every shard, the Simulator and the tests use the same rules.
+To release pushes means to merge them into one update of the weights. A rule is a value with two
+pure functions: `ready` names the pushes to release now, and `may_proceed` tells whether a worker
+may compute its next round. Both functions read a `Rounds` object (`thinwire.ops.sync.rounds`),
+which records workers, arrivals and clocks. An arrival is a token (worker, step) of a push, so a
+rule never sees an update. Every shard, the Simulator and the tests use the same rules.
 """
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+import enum
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 from thinwire.ops.types import Policy
 
 if TYPE_CHECKING:
     from thinwire.ops.sync.groups import AutoGroups, Groups
-    from thinwire.ops.types import State
+    from thinwire.ops.sync.rounds import Rounds
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -74,7 +75,7 @@ class Joiners:
 
 @dataclasses.dataclass(frozen=True)
 class Advance:
-    """The result of one `SyncRule.advance`: released pushes, and workers that may proceed.
+    """The result of one `Rounds.advance`: released pushes, and workers that may proceed.
 
     Attributes:
         released: For each update to apply, the tokens of the pushes in it, by worker and step.
@@ -90,214 +91,92 @@ class Advance:
     has_entered: bool = False
 
 
-class SyncRule(Protocol):
-    """A synchronization rule in use on one shard, with its state.
+@dataclasses.dataclass(frozen=True)
+class Ready:
+    """The answer of `SyncRule.ready`: the pushes to release now.
 
     Attributes:
-        groups: Groups of workers that step together. Each worker id is in exactly one group.
+        releases: For each update to apply, the tokens of the waiting pushes that it merges.
+        look_again_at: Time at which `ready` may release pushes without a further event, on the
+            clock of `now`; None if only an event can complete a round.
     """
 
+    releases: Sequence[tuple[ArrivalToken, ...]] = ()
+    look_again_at: float | None = None
+
+
+class Agreement(enum.Enum):
+    """How the shards of a run form equal rounds. Shard 0 announces, the other shards follow."""
+
+    #: Each shard calls `ready` itself. Shard 0 announces which joining workers are in which round.
+    #: For rules whose `ready` depends only on which live members of a group have pushed.
+    JOINERS = "joiners"
+    #: Shard 0 draws the workers of each round and announces the draws.
+    DRAWS = "draws"
+    #: Only shard 0 calls `ready`. The other shards release what shard 0 has released. For any rule.
+    RELEASES = "releases"
+
+
+class SyncRule(Policy):
+    """A synchronization rule, as stored in a Method: a frozen dataclass of hyper-parameters.
+
+    A rule of one's own has a field `groups` and defines `ready`. `docs/guide/adding_a_policy.md`
+    shows an example.
+
+    Attributes:
+        groups: Groups of workers that step together when the run starts; each id is in one group.
+        bound: How many iterations a worker may be ahead of the slowest worker; None for no limit.
+        auto: Settings for forming groups from measured speeds; None if groups do not change.
+    """
+
+    #: How the shards of a run form equal rounds.
+    agreement: ClassVar[Agreement] = Agreement.RELEASES
+    #: False if a joining worker becomes live only when a round is released, never during a round.
+    admits_in_round: ClassVar[bool] = True
+
     groups: Groups
+    bound: int | None = None
+    auto: AutoGroups | None = None
 
-    @property
-    def waits_for_start(self) -> bool:
-        """True if the run starts only when all workers have joined."""
-
-    def group_of(self, worker: int) -> int:
-        """Return the number of the worker's group, an index into `groups`."""
-
-    def name_of(self, worker: int) -> str:
-        """Return the name of the worker's group in metrics."""
-
-    def fellows(self, worker: int) -> Sequence[int]:
-        """Return the live workers in the worker's current round, including the worker itself."""
-
-    def draws(self) -> Sequence[Draw]:
-        """Return the latest draws, the newest last; () if all live workers take part in a round."""
-
-    def follow(self, draws: Sequence[Draw]) -> None:
-        """Replace the known draws by the draws of shard 0. Called on all shards but shard 0."""
-
-    def joiners(self) -> Sequence[Joiners]:
-        """Return the group members that have not finished a round yet. Called on shard 0."""
-
-    def expect(self, joiners: Sequence[Joiners]) -> None:
-        """Replace the expected new workers by shard 0's. Called on all shards but shard 0."""
-
-    def join(self, worker: int) -> None:
-        """Add a worker, which becomes live at the next round boundary of its group.
-
-        On a shard that follows shard 0, the worker becomes live under two conditions. Shard 0 has
-        let the worker into a round, and this shard has released or withdrawn all pushes that shard
-        0 had released or withdrawn before that round.
-        """
-
-    def leave(self, worker: int) -> None:
-        """Remove a worker and its waiting pushes. Rounds do not wait for a removed worker."""
-
-    def submit(self, arrival: ArrivalToken, now: float) -> None:
-        """Add a push of a live worker. A push that is added twice counts once."""
-
-    def withdraw(self, worker: int, step: int) -> None:
-        """Remove all waiting pushes of a worker; do nothing if no push of the worker waits.
+    def ready(self, rounds: Rounds, now: float) -> Ready:
+        """Return the pushes to release now. The function changes nothing.
 
         Args:
-            worker: Id of a live worker that does not wait for the result of its push any more.
-            step: Step of the newest push that is withdrawn, at least on this shard.
+            rounds: Workers, waiting pushes and clocks of this shard.
+            now: Time of the shard's clock, in seconds.
         """
+        raise NotImplementedError
 
-    def over(self) -> Mapping[int, int]:
-        """Return worker -> newest push step that was released or withdrawn on this shard.
+    def may_proceed(self, rounds: Rounds, worker: int) -> bool:
+        """Return True if a live worker that has finished its round may compute the next round."""
+        return True
 
-        The result contains only the live workers of groups in which pushes wait to be released.
-        """
-
-    def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
-        """Release waiting pushes up to the steps in `over`, before their round is complete.
-
-        The rounds of two shards may be some pushes apart: one shard may have restarted from an
-        older state, or refused a push that the other shard accepted. Each shard may then wait for a
-        push of a worker that waits at the other shard.
+    def draw(self, number: int, live: Sequence[int]) -> tuple[int, ...]:
+        """Return the ids of the workers of a round, ascending. Only for `Agreement.DRAWS`.
 
         Args:
-            over: Worker -> newest push step that another shard released or withdrew.
-
-        Returns:
-            The tokens of the pushes of each update, in order of worker.
+            number: Number of the round, from 0.
+            live: Ids of the live workers, ascending, at least one.
         """
-
-    def advance(self, now: float) -> Advance:
-        """Release complete rounds, make joining workers live, and let workers proceed."""
-
-    def next_deadline(self) -> float | None:
-        """Return the time when `advance` is due even without a new push; None if never."""
-
-    def pause(self) -> None:
-        """Hold every worker that finishes a round until `regroup` is called."""
-
-    def is_quiescent(self) -> bool:
-        """Return True if every live worker has finished its round and waits to proceed."""
-
-    def regroup(self, groups: Groups) -> None:
-        """Continue with the same workers in new groups."""
-
-    def is_live(self, worker: int) -> bool:
-        """Return True if the rule waits for the worker's pushes."""
-
-    def may_proceed(self, worker: int) -> bool:
-        """Return True if a live worker may compute its next round."""
-
-    def has_submitted(self, worker: int) -> bool:
-        """Return True if a push of the worker waits to be released."""
-
-    def live(self) -> Sequence[int]:
-        """Return the ids of workers that take part in the run's rounds, ascending."""
-
-    def joining(self) -> Sequence[int]:
-        """Return ids of workers that become live at their group's next round, ascending."""
-
-    def waiting(self) -> set[int]:
-        """Return the live workers that wait for a complete round or for permission to proceed."""
-
-    def clocks(self) -> dict[int, int]:
-        """Return worker -> number of finished iterations. Workers that have left are included."""
-
-    def state_dict(self, soft: bool) -> State:
-        """Return the rule's state.
-
-        Args:
-            soft: True for the complete state, which only an uninterrupted run of the shard can use.
-                False for the part that stays valid after a restart, as plain data.
-        """
-
-    def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore a state from `state_dict`. Load the state with soft=True after soft=False."""
-
-
-class WorkerSets:
-    """Base of rules: the workers of one shard, and their arrivals that are not released."""
-
-    def __init__(self) -> None:
-        """Start without workers."""
-        self._live: list[int] = []  # ids of live workers, ascending
-        self._joining: list[int] = []  # workers that enter at a round boundary, ascending
-        # Live worker -> its arrivals that are not released, oldest first; never an empty list.
-        self._submitted: dict[int, list[ArrivalToken]] = {}
-        self._clocks: dict[int, int] = {}  # finished iterations; stays when a worker leaves
-        self._void: dict[int, int] = {}  # worker, live or not -> newest step withdrawn
-
-    def live(self) -> Sequence[int]:
-        """Return the ids of live workers, ascending."""
-        return self._live
-
-    def joining(self) -> Sequence[int]:
-        """Return the workers that enter at their group's next round boundary, ascending."""
-        return self._joining
-
-    def clocks(self) -> dict[int, int]:
-        """Return worker -> number of finished iterations, including workers that have left."""
-        return self._clocks
-
-    def is_live(self, worker: int) -> bool:
-        """Return True if the rule waits for the worker's pushes."""
-        return contains(self._live, worker)
-
-    def has_submitted(self, worker: int) -> bool:
-        """Return True if an arrival of the worker waits to be released."""
-        return worker in self._submitted
-
-    def next_deadline(self) -> float | None:
-        """Return None: the rule does not depend on time."""
-        return None
-
-    def _load_workers(self, state: State) -> None:
-        """Restore live and joining workers, and their arrivals, from a soft state."""
-        self._live, self._joining = list(state["live"]), list(state["joining"])
-        self._submitted = {
-            worker: [ArrivalToken(worker, step) for step in steps]
-            for worker, steps in state["submitted"].items()
-        }
-
-
-def contains(ascending: Sequence[int], value: int) -> bool:
-    """Return True if a sorted list contains a value."""
-    place = bisect.bisect_left(ascending, value)
-    return place < len(ascending) and ascending[place] == value
-
-
-class SyncPolicy(Policy, Protocol):
-    """The settings of a synchronization rule, as stored in a Method. A frozen dataclass."""
-
-    @property
-    def groups(self) -> Groups:
-        """Groups of workers that step together when the run starts; each id is in one group."""
+        raise NotImplementedError
 
     @property
     def sizes(self) -> Sequence[int]:
         """Number of workers in a round of each group, if all workers are live."""
-
-    @property
-    def bound(self) -> int | None:
-        """How many iterations a worker may be ahead of the slowest worker; None for no limit."""
-
-    @property
-    def auto(self) -> AutoGroups | None:
-        """Settings for forming groups from measured speeds; None if groups do not change."""
+        return [len(group) for group in self.groups]
 
     @property
     def takes_all(self) -> bool:
         """True if every live worker takes part in each round of its group."""
+        return self.agreement is not Agreement.DRAWS
 
     @property
     def waits_for_start(self) -> bool:
-        """True if the run starts only when all workers have joined."""
+        """True if a group has 2 or more workers: the run starts when all workers have joined."""
+        return any(len(group) > 1 for group in self.groups)
 
-    def start(self, generation: int = 0) -> SyncRule:
-        """Return the synchronization rule in its start state, without workers.
 
-        Args:
-            generation: Generation of the shard, a number that grows with each restart of the shard.
-        """
-
-    def without_bound(self) -> SyncPolicy:
-        """Return the settings for a shard that follows shard 0: only shard 0 holds workers back."""
+def complete_rounds(rounds: Rounds) -> Ready:
+    """Release each round to which every worker of the round has pushed: its oldest pushes."""
+    complete = [number for number in rounds.changed if rounds.is_complete(number)]
+    return Ready([rounds.oldest(rounds.members(number)) for number in complete])

@@ -7,23 +7,18 @@ pseudorandom rank in each round. A worker that leaves thus changes only the draw
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
-from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners, WorkerSets, contains
-from thinwire.ops.sync.groups import AutoGroups, Groups, name_of
-from thinwire.ops.types import OWN, ConfigurationError, State
+from thinwire.ops.sync.base import Agreement, Ready, SyncRule
+from thinwire.ops.sync.groups import Groups
+from thinwire.ops.types import OWN, ConfigurationError
 
-#: Number of latest draws of workers that shard 0 sends together to the other shards.
-_KEPT = 4
-#: Count of draw numbers reserved for one generation (one process) of shard 0. A restart voids the
-#: draws that shard 0 announced after its last snapshot. The next generation must not use the
-#: numbers of void draws again.
-_DRAWS_PER_GENERATION = 1 << 32
+if TYPE_CHECKING:
+    from thinwire.ops.sync.rounds import Rounds
 
 
 def draw(seed: int, number: int, live: Sequence[int], fraction: float) -> tuple[int, ...]:
@@ -88,7 +83,7 @@ def format_draw(workers: Sequence[int]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class DrawnSync:
+class DrawnSync(SyncRule):
     """Settings of one synchronous group in which a few live workers are drawn for each round.
 
     Attributes:
@@ -98,17 +93,15 @@ class DrawnSync:
         draws: Worker ids of the first rounds, one tuple per round; None if all rounds are drawn.
             Only the process that starts the rule needs the ids: in other processes, `draws` may be
             empty.
-        follows: True if this shard uses the draws of shard 0; False on shard 0.
+        groups: One group of all workers.
     """
 
-    bound: ClassVar[int | None] = None
-    auto: ClassVar[AutoGroups | None] = None
-    takes_all: ClassVar[bool] = False
+    agreement: ClassVar[Agreement] = Agreement.DRAWS
     nb_workers: int
     fraction: float
     seed: int = dataclasses.field(default=0, metadata=OWN)
     draws: tuple[tuple[int, ...], ...] | None = dataclasses.field(default=None, metadata=OWN)
-    follows: bool = dataclasses.field(default=False, metadata=OWN)
+    groups: Groups = dataclasses.field(init=False, metadata=OWN)
 
     def __post_init__(self) -> None:
         """Reject a fraction, a number of workers or a seed that is out of range."""
@@ -122,368 +115,19 @@ class DrawnSync:
                 f"--nb_workers={self.nb_workers}, --seed={self.seed}: expected 1 or more workers, "
                 "and a seed of 0 or more."
             )
-
-    @property
-    def groups(self) -> Groups:
-        """Groups of workers: one group with all workers."""
-        return (tuple(range(1, self.nb_workers + 1)),)
-
-    @property
-    def waits_for_start(self) -> bool:
-        """True if the run starts only when all workers have joined."""
-        return self.nb_workers > 1
+        object.__setattr__(self, "groups", (tuple(range(1, self.nb_workers + 1)),))
 
     @property
     def sizes(self) -> Sequence[int]:
         """Number of workers in a round, if all workers are live."""
         return [_size(self.fraction, self.nb_workers)]
 
-    def start(self, generation: int = 0) -> DrawnRounds:
-        """Return the synchronization rule in its start state, without workers.
+    def ready(self, rounds: Rounds, now: float) -> Ready:
+        """Release the oldest push of each worker of the round if all these workers pushed."""
+        return Ready([rounds.oldest(rounds.members(0))] if rounds.is_complete(0) else ())
 
-        Args:
-            generation: Generation of the shard, a number that grows with each restart of the shard.
-        """
-        planned = self.draws if self.draws and not self.follows else ()
-        return DrawnRounds(self, planned, generation)
-
-    def without_bound(self) -> DrawnSync:
-        """Return the settings for a shard that follows shard 0: only shard 0 draws workers."""
-        return dataclasses.replace(self, follows=True)
-
-
-class DrawnRounds(WorkerSets):
-    """The rule in use (a `SyncRule`): rounds of drawn workers.
-
-    A shard holds a worker that is not drawn. The shard replies to the worker's request when the
-    worker is drawn, with the weights at that time. A push of a worker that is not drawn (from
-    before a restart) waits until the worker is drawn.
-
-    Shard 0 draws workers as soon as the previous round is released. The other shards use the draws
-    of shard 0. On another shard, a draw may arrive before or after the pushes of its workers. For a
-    draw that is not the newest, a shard waits only for pushes that shard 0 has released. A shard
-    does not wait for pushes that it has released itself, or for workers that have withdrawn their
-    push. A push for a draw that a shard has missed becomes a separate update when its worker is
-    drawn next.
-
-    Attributes:
-        groups: One group of all workers.
-    """
-
-    def __init__(
-        self, policy: DrawnSync, given: Sequence[tuple[int, ...]], generation: int
-    ) -> None:
-        """Start the rule without workers.
-
-        Args:
-            policy: Settings of the synchronization rule.
-            given: Worker ids of the first rounds, one tuple per round. These rounds are not drawn.
-            generation: Generation of the shard, a number that grows with each restart of the shard.
-        """
-        super().__init__()
-        self.groups, self._policy, self._given = policy.groups, policy, given
-        self._steps: dict[int, int] = {}  # worker -> newest step that was released
-        self._num_rounds = 0  # number of released rounds
-        self._drawn: Draw | None = None  # draw of the current round; None between rounds
-        self._open: set[int] = set()  # workers of the current round that neither left nor withdrew
-        self._gave_up: set[int] = set()  # workers with a withdrawn push that sent no other push
-        # Number of the newest draw that was made or announced.
-        self._newest = 0 if policy.follows else generation * _DRAWS_PER_GENERATION
-        self._announced: list[Draw] = []  # draws that shard 0 announced, the newest last
-        # On all shards but shard 0: draws from shard 0 for rounds that have not begun here yet.
-        self._awaited: list[Draw] = []
-
-    # -- groups -----------------------------------------------------------------------------
-
-    @property
-    def waits_for_start(self) -> bool:
-        """True if the run starts only when all workers have joined."""
-        return self._policy.waits_for_start
-
-    def group_of(self, worker: int) -> int:
-        """Return 0: all workers are in one group."""
-        return 0
-
-    def name_of(self, worker: int) -> str:
-        """Return the name of the group in metrics."""
-        return name_of(self.groups[0])
-
-    def fellows(self, worker: int) -> Sequence[int]:
-        """Return the current round's workers, ascending; [] if `worker` is not in the round."""
-        return sorted(self._open) if worker in self._open else []
-
-    def pause(self) -> None:
-        """Raise NotImplementedError: all workers are in one group, which does not change."""
-        raise NotImplementedError("workers are drawn from one group, which cannot change")
-
-    def is_quiescent(self) -> bool:
-        """Return True if every worker of the current round has submitted a push."""
-        return all(worker in self._submitted for worker in self._open)
-
-    def regroup(self, groups: Groups) -> None:
-        """Raise NotImplementedError: all workers are in one group, which does not change."""
-        self.pause()
-
-    # -- draws ------------------------------------------------------------------------------
-
-    def draws(self) -> Sequence[Draw]:
-        """Return the latest draws, the newest last: the current draw and released draws."""
-        return self._announced
-
-    def follow(self, draws: Sequence[Draw]) -> None:
-        """Replace the draws that this shard knows by the draws that shard 0 sends.
-
-        A known draw that is missing in the draws of shard 0 is void.
-        """
-        if not draws or not self._policy.follows:
-            return
-        awaited = {item.number for item in self._awaited}
-        self._awaited = [
-            item for item in draws if item.number in awaited or item.number > self._newest
-        ]
-        self._announced, self._newest = list(draws), max(self._newest, draws[-1].number)
-        if self._drawn is not None:
-            number = self._drawn.number
-            known = next((item for item in draws if item.number == number), None)
-            self._open &= self._to_wait_for(known) if known else set()
-
-    def _to_wait_for(self, drawn: Draw) -> set[int]:
-        """Return the live workers with pushes for a draw that have arrived, or may still arrive."""
-        waited = {worker for worker in drawn.workers if contains(self._live, worker)}
-        if drawn.number == self._newest:
-            return waited
-        released = dict(zip(drawn.workers, drawn.steps, strict=False))
-        waited -= self._gave_up
-        return {worker for worker in waited if self._steps.get(worker, 0) < released.get(worker, 0)}
-
-    def _next_draw(self) -> Draw | None:
-        """Return the next round's draw; None if no worker is live or shard 0 has sent no draw."""
-        if self._policy.follows:
-            return self._awaited.pop(0) if self._awaited else None
-        if not self._live:
-            return None
-        number = self._num_rounds
-        planned = self._given[number] if number < len(self._given) else ()
-        workers = tuple(worker for worker in planned if contains(self._live, worker))
-        if not workers:
-            workers = draw(self._policy.seed, number, self._live, self._policy.fraction)
-        self._newest += 1
-        next_draw = Draw(self._newest, number, workers, after=self._past(workers))
-        self._announced = [*self._announced[1 - _KEPT :], next_draw]
-        return next_draw
-
-    # -- workers ----------------------------------------------------------------------------
-
-    def joiners(self) -> Sequence[Joiners]:
-        """Return (): the draws list the workers of each round."""
-        return ()
-
-    def expect(self, joiners: Sequence[Joiners]) -> None:
-        """Do nothing: the draws list the workers of each round."""
-
-    def join(self, worker: int) -> None:
-        """Announce a worker. The worker is live from the next `advance` on, and may be drawn."""
-        if not contains(self._live, worker) and not contains(self._joining, worker):
-            bisect.insort(self._joining, worker)
-
-    def leave(self, worker: int) -> None:
-        """Remove a worker and its waiting pushes. The current round continues without it."""
-        self._submitted.pop(worker, None)
-        self._open.discard(worker)
-        self._gave_up.discard(worker)
-        self._announced = [_without(item, worker) for item in self._announced]
-        self._awaited = [_without(item, worker) for item in self._awaited]
-        for workers in (self._live, self._joining):
-            if worker in workers:
-                workers.remove(worker)
-
-    def waiting(self) -> set[int]:
-        """Return the live workers that wait for a complete round or to be drawn."""
-        return {worker for worker in self._live if not self.may_proceed(worker)}
-
-    def may_proceed(self, worker: int) -> bool:
-        """Return True if the worker is drawn for the round and has not submitted its push."""
-        return worker in self._open and worker not in self._submitted
-
-    # -- arrivals ---------------------------------------------------------------------------
-
-    def submit(self, arrival: ArrivalToken, now: float) -> None:
-        """Add a push of a live worker. A push that is added twice counts once."""
-        self._gave_up.discard(arrival.worker)
-        arrivals = self._submitted.setdefault(arrival.worker, [])
-        if arrival not in arrivals:
-            bisect.insort(arrivals, arrival)
-
-    def withdraw(self, worker: int, step: int) -> None:
-        """Remove all waiting pushes of a worker.
-
-        On shard 0, the current round continues without the worker, because other shards may have
-        accepted the withdrawn push. On another shard, the newest round waits for a new push of the
-        worker only if the same round at shard 0 waits for this worker.
-        """
-        self._submitted.pop(worker, None)
-        self._gave_up.add(worker)
-        self._void[worker] = max(step, self._void.get(worker, 0))
-        if not self._policy.follows or (self._drawn and self._drawn.number < self._newest):
-            self._open.discard(worker)
-
-    def advance(self, now: float) -> Advance:
-        """Release complete rounds, make joining workers live, and begin the next round.
-
-        If all workers of a round have left, the round is drawn again from the live workers.
-        """
-        for worker in self._joining:
-            bisect.insort(self._live, worker)
-            self._clocks.setdefault(worker, 0)
-        self._joining = []
-        released: list[tuple[ArrivalToken, ...]] = []
-        proceeding: list[int] = []
-        before = self._newest
-        while True:
-            if late := self._late():
-                released.append(self._release(late))
-                proceeding = sorted({*proceeding, *late})
-            if not self.is_quiescent():
-                break
-            if self._open:
-                released.append(self._finish_round())
-            self._drawn = self._next_draw()
-            if self._drawn is None:
-                break
-            self._begin(self._drawn)
-            proceeding = sorted(worker for worker in self._open if worker not in self._submitted)
-        return Advance(released, proceeding, has_drawn=self._newest != before)
-
-    def over(self) -> Mapping[int, int]:
-        """Return {}: the draws list the push steps of each round."""
-        return {}
-
-    def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
-        """Release nothing: draws name the steps of each round."""
-        return ()
-
-    def _begin(self, drawn: Draw) -> None:
-        if drawn.number == self._newest:
-            # Forget withdrawals from before this draw, because the worker may push for this draw.
-            # A withdrawn push for this draw stays withdrawn.
-            after = zip(drawn.workers, drawn.after, strict=True)
-            self._gave_up -= {worker for worker, step in after if self._void.get(worker, 0) <= step}
-        self._open = self._to_wait_for(drawn)
-
-    def _late(self) -> list[int]:
-        """Return workers of the round whose oldest waiting push is older than the draw.
-
-        Shard 0 had released or withdrawn that push before it drew the round's workers.
-        """
-        if self._drawn is None:
-            return []
-        after = zip(self._drawn.workers, self._drawn.after, strict=False)
-        return [
-            worker
-            for worker, step in after
-            if worker in self._open
-            and worker in self._submitted
-            and self._submitted[worker][0].step <= step
-        ]
-
-    def _finish_round(self) -> tuple[ArrivalToken, ...]:
-        """Release the oldest waiting push of each worker of the round."""
-        workers = tuple(sorted(self._open))
-        # `after` must not contain the steps that this round releases, so call `_past` before the
-        # release. With these steps in `after`, other shards would release the pushes of this round
-        # as late pushes, in a separate update.
-        after = self._past(workers)
-        taken = self._release(workers)
-        self._open = set()
-        self._num_rounds += 1
-        if not self._policy.follows:
-            steps = tuple(arrival.step for arrival in taken)
-            self._announced[-1:] = [Draw(self._newest, self._num_rounds - 1, workers, steps, after)]
-        return taken
-
-    def _past(self, workers: Sequence[int]) -> tuple[int, ...]:
-        """Return each worker's newest released or withdrawn step, in the order of `workers`."""
-        return tuple(
-            max(self._steps.get(worker, 0), self._void.get(worker, 0)) for worker in workers
-        )
-
-    def _release(self, workers: Sequence[int]) -> tuple[ArrivalToken, ...]:
-        """Release the oldest waiting push of each worker in `workers`, which is ascending."""
-        taken = []
-        for worker in workers:
-            arrivals = self._submitted[worker]
-            taken.append(arrivals.pop(0))
-            if not arrivals:
-                del self._submitted[worker]
-            self._clocks[worker] += 1
-            self._steps[worker] = taken[-1].step
-        return tuple(taken)
-
-    # -- state ------------------------------------------------------------------------------
-
-    def state_dict(self, soft: bool) -> State:
-        """Return the rule's state that survives a restart; with `soft` the whole state."""
-        if not soft:
-            finished = self._newest if self._drawn is None else self._drawn.number - 1
-            return {
-                "clocks": {str(worker): clock for worker, clock in self._clocks.items()},
-                "steps": {str(worker): step for worker, step in self._steps.items()},
-                "void": {str(worker): step for worker, step in self._void.items()},
-                "rounds": self._num_rounds,
-                "followed": finished if self._policy.follows else 0,
-            }
-        return {
-            "live": list(self._live),
-            "joining": list(self._joining),
-            "submitted": {
-                w: [token.step for token in tokens] for w, tokens in self._submitted.items()
-            },
-            "clocks": dict(self._clocks),
-            "steps": dict(self._steps),
-            "rounds": self._num_rounds,
-            "drawn": _as_plain([self._drawn] if self._drawn else []),
-            "open": sorted(self._open),
-            "gave_up": sorted(self._gave_up),
-            "void": dict(self._void),
-            "newest": self._newest,
-            "announced": _as_plain(self._announced),
-            "awaited": _as_plain(self._awaited),
-        }
-
-    def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the rule's state from the result of `state_dict`."""
-        self._clocks = {int(worker): clock for worker, clock in state["clocks"].items()}
-        self._steps = {int(worker): step for worker, step in state["steps"].items()}
-        self._void = {int(worker): step for worker, step in state["void"].items()}
-        self._num_rounds = state["rounds"]
-        if not soft:
-            self._newest = max(self._newest, state["followed"])
-            return
-        self._newest = state["newest"]
-        self._load_workers(state)
-        self._drawn = next(iter(_of_plain(state["drawn"])), None)
-        self._open, self._gave_up = set(state["open"]), set(state["gave_up"])
-        self._announced = _of_plain(state["announced"])
-        self._awaited = _of_plain(state["awaited"])
-
-
-def _as_plain(draws: Sequence[Draw]) -> list[list[Any]]:
-    return [
-        [item.number, item.of_round, list(item.workers), list(item.steps), list(item.after)]
-        for item in draws
-    ]
-
-
-def _of_plain(draws: Sequence[Sequence[Any]]) -> list[Draw]:
-    return [
-        Draw(number, of_round, tuple(workers), tuple(steps), tuple(after))
-        for number, of_round, workers, steps, after in draws
-    ]
-
-
-def _without(drawn: Draw, worker: int) -> Draw:
-    if drawn.steps or worker not in drawn.workers:  # a released round does not change
-        return drawn
-    pairs = [pair for pair in zip(drawn.workers, drawn.after, strict=True) if pair[0] != worker]
-    workers, after = tuple(member for member, _ in pairs), tuple(step for _, step in pairs)
-    return dataclasses.replace(drawn, workers=workers, after=after)
+    def draw(self, number: int, live: Sequence[int]) -> tuple[int, ...]:
+        """Return the live workers of the round from `draws`; draw if there are none."""
+        planned = self.draws[number] if self.draws and number < len(self.draws) else ()
+        workers = tuple(worker for worker in planned if worker in live)
+        return workers or draw(self.seed, number, live, self.fraction)

@@ -6,25 +6,26 @@ docs/methods/grouping_sgd.md.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
 
-from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners, WorkerSets, contains
+from thinwire.ops.sync.base import Agreement, Ready, SyncRule, complete_rounds
 from thinwire.ops.sync.groups import (
     AutoGroups,
     Groups,
     format_groups,
     groups_of_one,
-    name_of,
     one_group,
 )
-from thinwire.ops.types import ConfigurationError, State
+from thinwire.ops.types import ConfigurationError
+
+if TYPE_CHECKING:
+    from thinwire.ops.sync.rounds import Rounds
 
 
 @dataclasses.dataclass(frozen=True)
-class GroupSync:
+class GroupSync(SyncRule):
     """Settings of BSP, ASP, SSP or GSP: groups that step together, and a bound on running ahead.
 
     Attributes:
@@ -36,7 +37,7 @@ class GroupSync:
             is used. None if groups do not change.
     """
 
-    takes_all: ClassVar[bool] = True
+    agreement: ClassVar[Agreement] = Agreement.JOINERS
     groups: Groups
     bound: int | None = None
     auto: AutoGroups | None = None
@@ -58,32 +59,13 @@ class GroupSync:
                 f"--staleness_bound={self.bound}: expected 0 (lockstep) or more iterations."
             )
 
-    @property
-    def waits_for_start(self) -> bool:
-        """True if a group has 2 or more workers: the run starts when all workers have joined."""
-        return any(len(group) > 1 for group in self.groups)
+    def ready(self, rounds: Rounds, now: float) -> Ready:
+        """Release the oldest push of every member of each group in which all members pushed."""
+        return complete_rounds(rounds)
 
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Number of workers in a round of each group, if all workers are live."""
-        return [len(group) for group in self.groups]
-
-    def start(self, generation: int = 0) -> GroupRounds:
-        """Return the synchronization rule in its start state, without workers."""
-        return GroupRounds(self.groups, self.bound)
-
-    def without_bound(self) -> GroupSync:
-        """Return the settings for a shard that follows shard 0: only shard 0 holds workers back."""
-        return FollowingGroupSync(self.groups)
-
-
-@dataclasses.dataclass(frozen=True)
-class FollowingGroupSync(GroupSync):
-    """Settings for a shard that follows shard 0: workers join a round when they join at shard 0."""
-
-    def start(self, generation: int = 0) -> GroupRounds:
-        """Return the synchronization rule in its start state, without workers."""
-        return FollowingRounds(self.groups)
+    def may_proceed(self, rounds: Rounds, worker: int) -> bool:
+        """Return True if the worker is not too far ahead of the slowest worker."""
+        return self.bound is None or rounds.lead(worker) <= self.bound
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,446 +75,7 @@ class ClosedGroupSync(GroupSync):
     A joining worker becomes live when a round is released, never during a round.
     """
 
-    def start(self, generation: int = 0) -> GroupRounds:
-        """Return the rule with an empty state, without workers."""
-        return GroupRounds(self.groups, self.bound, closed=True)
-
-
-class GroupRounds(WorkerSets):
-    """The rule in use (a `SyncRule`): states of workers, and counts by group and by clock.
-
-    The clock of a worker is its number of finished iterations. The counts avoid a loop over all
-    workers for each push. A round takes the oldest waiting push of each member of a group.
-
-    Attributes:
-        groups: Current groups of worker ids.
-        bound: How many iterations a worker may be ahead of the slowest worker; None for no limit.
-    """
-
-    def __init__(self, groups: Groups, bound: int | None = None, closed: bool = False) -> None:
-        """Start the rule without workers.
-
-        Args:
-            groups: Groups of worker ids; each of 1..n is in exactly one group.
-            bound: How many iterations a worker may be ahead of the slowest worker; None for no
-                limit.
-            closed: True if a joining worker must not become live while a member is in a round.
-        """
-        super().__init__()
-        self.bound, self._closed_to_joiners = bound, closed
-        self._set_groups(groups)
-        self._held: list[int] = []  # live workers, new or after a round, that must wait
-        self._dirty: list[int] = []  # numbers of groups that `advance` must process, ascending
-        self._num_live: dict[int, int] = {}  # group -> number of live members
-        self._num_submitted: dict[int, int] = {}  # group -> number of members with a waiting push
-        self._levels: dict[int, int] = {}  # clock -> number of live workers with this clock
-        # The first `_num_blocked` workers of `_held` have clocks above `_blocked_above`, so that
-        # `_let_proceed` skips these workers while `_blocked_above` is the limit.
-        self._num_blocked = 0
-        self._blocked_above = -1
-        self._paused = False  # True if no worker may proceed, because groups are about to change
-        self._over: dict[int, int] = {}  # live worker -> newest step released or withdrawn
-        self._entered: list[Joiners] = []  # live workers that have finished no round yet
-
-    def _set_groups(self, groups: Groups) -> None:
-        self.groups = groups
-        self._numbers = {worker: number for number, group in enumerate(groups) for worker in group}
-        self._names = [name_of(group) for group in groups]
-
-    # -- groups -----------------------------------------------------------------------------
-
-    @property
-    def waits_for_start(self) -> bool:
-        """True if a group has 2 or more workers: the run starts when all workers have joined."""
-        return any(len(group) > 1 for group in self.groups)
-
-    def group_of(self, worker: int) -> int:
-        """Return the number of the worker's group."""
-        return self._numbers[worker]
-
-    def name_of(self, worker: int) -> str:
-        """Return the name of the worker's group in metrics."""
-        return self._names[self._numbers[worker]]
-
-    def fellows(self, worker: int) -> Sequence[int]:
-        """Return the live workers of the worker's group, including the worker itself."""
-        return [member for member in self.groups[self._numbers[worker]] if self.is_live(member)]
-
-    def draws(self) -> Sequence[Draw]:
-        """Return (): all live workers take part in each round."""
-        return ()
-
-    def follow(self, draws: Sequence[Draw]) -> None:
-        """Do nothing: all live workers take part in each round."""
-
-    def pause(self) -> None:
-        """Hold every worker that finishes a round until `regroup` is called."""
-        self._paused = True
-
-    def is_quiescent(self) -> bool:
-        """Return True if every live worker has finished its round and waits to proceed."""
-        return len(self._held) == len(self._live)
-
-    def regroup(self, groups: Groups) -> None:
-        """Continue with the same workers in new groups.
-
-        A push that waits for its round now waits for the round of its worker's new group. Members
-        of a group step together, so all members take over the lowest clock of the new group. A
-        worker that is computing is then no further ahead of the slowest worker than the bound.
-        """
-        self._set_groups(groups)
-        self._num_live, self._num_submitted, self._levels = {}, {}, {}
-        for number, group in enumerate(groups):
-            live = [worker for worker in group if contains(self._live, worker)]
-            if not live:
-                continue
-            clock = min(self._clocks[worker] for worker in live)
-            self._clocks |= dict.fromkeys(live, clock)
-            self._num_live[number] = len(live)
-            self._num_submitted[number] = sum(worker in self._submitted for worker in live)
-            self._levels[clock] = self._levels.get(clock, 0) + len(live)
-        self._num_blocked, self._blocked_above, self._paused = 0, -1, False
-        self._dirty = list(range(len(groups)))
-
-    # -- workers ----------------------------------------------------------------------------
-
-    def joiners(self) -> Sequence[Joiners]:
-        """Return, by group, the workers that have not finished a round of their group yet."""
-        waiting = tuple(worker for worker in self._joining if self._has_fellows(worker))
-        return [*self._entered, *([Joiners(waiting)] if waiting else [])]
-
-    def _has_fellows(self, worker: int) -> bool:
-        """Return True if the worker's group has two or more members."""
-        return len(self.groups[self._numbers[worker]]) > 1
-
-    def expect(self, joiners: Sequence[Joiners]) -> None:
-        """Do nothing: this rule runs on shard 0, which decides when workers join a round."""
-
-    def join(self, worker: int) -> None:
-        """Announce a worker, which becomes live at the next round boundary of its group."""
-        if not contains(self._live, worker) and not contains(self._joining, worker):
-            bisect.insort(self._joining, worker)
-            self._mark_dirty(worker)
-
-    def leave(self, worker: int) -> None:
-        """Remove a worker, its arrivals and its clock's effect on other workers."""
-        if contains(self._live, worker):
-            self._num_live[self._numbers[worker]] -= 1
-            self._move_clock(self._clocks[worker], None)
-        self._drop_arrivals(worker)
-        self._over.pop(worker, None)
-        self._entered = _without(self._entered, {worker})
-        for workers in (self._live, self._joining, self._held):
-            if worker in workers:
-                workers.remove(worker)
-        self._num_blocked = 0
-        self._mark_dirty(worker)
-
-    def waiting(self) -> set[int]:
-        """Return the live workers that wait for a complete round or for permission to proceed."""
-        return {*self._submitted, *self._held}
-
-    def may_proceed(self, worker: int) -> bool:
-        """Return True if a live worker may compute its next round."""
-        return self.is_live(worker) and worker not in self._held
-
-    # -- arrivals ---------------------------------------------------------------------------
-
-    def submit(self, arrival: ArrivalToken, now: float) -> None:
-        """Add a push of a live worker. A push that is added twice counts once."""
-        arrivals = self._submitted.setdefault(arrival.worker, [])
-        if not arrivals:
-            group = self._numbers[arrival.worker]
-            self._num_submitted[group] = self._num_submitted.get(group, 0) + 1
-            self._mark_dirty(arrival.worker)
-        if arrival not in arrivals:
-            bisect.insort(arrivals, arrival)
-
-    def withdraw(self, worker: int, step: int) -> None:
-        """Remove all waiting pushes of a worker. Its round waits for the worker's next push."""
-        self._void[worker] = max(step, self._void.get(worker, 0))
-        if self.is_live(worker):
-            self._over[worker] = max(step, self._over.get(worker, 0))
-        if self._drop_arrivals(worker) or self._joining:
-            self._mark_dirty(worker)
-
-    def advance(self, now: float) -> Advance:
-        """Release complete rounds, make joining workers live, and let workers proceed.
-
-        Returns:
-            Released rounds, and workers that may proceed: a new worker may then pull the weights.
-        """
-        released: list[tuple[ArrivalToken, ...]] = []
-        dirty, self._dirty = self._dirty, []
-        num_joining = len(self._joining)
-        for number in dirty:
-            num_submitted = self._num_submitted.get(number, 0)
-            at_boundary = not num_submitted
-            if num_submitted and num_submitted == self._num_live.get(number, 0):
-                members = [w for w in self.groups[number] if contains(self._live, w)]
-                released.append(self._finish_round(members))
-                at_boundary = True
-            self._admit(number, at_boundary)
-        has_entered = len(self._joining) != num_joining
-        return Advance(released, self._let_proceed(), has_entered=has_entered)
-
-    def over(self) -> Mapping[int, int]:
-        """Return worker -> newest released or withdrawn step, in groups with waiting pushes."""
-        waits = {self._numbers[worker] for worker in self._submitted}
-        members = [worker for worker in self._live if self._numbers[worker] in waits]
-        steps = (
-            (member, self._over.get(member, 0), self._void.get(member, 0)) for member in members
-        )
-        return {worker: max(released, withdrawn) for worker, released, withdrawn in steps}
-
-    def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
-        """Release waiting pushes up to the workers' steps in `over`, as one update per group."""
-        late: dict[int, list[int]] = {}
-        for worker in sorted(self._submitted):
-            if self._submitted[worker][0].step <= over.get(worker, 0):
-                late.setdefault(self._numbers[worker], []).append(worker)
-                self._mark_dirty(worker)
-        return [self._finish_round(workers) for workers in late.values()]
-
-    def min_clock(self) -> int:
-        """Return the lowest clock of live workers; 0 if there are no live workers."""
-        return min(self._levels, default=0)
-
-    def _drop_arrivals(self, worker: int) -> bool:
-        if self._submitted.pop(worker, None) is None:
-            return False
-        self._num_submitted[self._numbers[worker]] -= 1
-        return True
-
-    def _finish_round(self, members: Collection[int]) -> tuple[ArrivalToken, ...]:
-        taken = []
-        if self._entered:
-            self._entered = _without(self._entered, members)
-        for worker in members:
-            arrivals = self._submitted[worker]
-            taken.append(arrivals.pop(0))
-            self._over[worker] = max(taken[-1].step, self._over.get(worker, 0))
-            if arrivals:  # the worker's next push waits for the next round
-                self._mark_dirty(worker)
-            else:
-                self._drop_arrivals(worker)
-            clock = self._clocks[worker]
-            self._clocks[worker] = clock + 1
-            self._move_clock(clock, clock + 1)
-            self._held.append(worker)
-        return tuple(taken)
-
-    def _in_round(self, number: int) -> bool:
-        """Return True if live members of the group compute in a round that is not finished."""
-        return bool(self._num_live.get(number, 0)) and not self._held
-
-    def _admit(self, number: int, at_boundary: bool) -> None:
-        """Make those joining workers of the group live that may take part in a round now.
-
-        Args:
-            number: Number of the group, an index into `groups`.
-            at_boundary: True if no push of the group waits to be released.
-        """
-        if not at_boundary or (self._closed_to_joiners and self._in_round(number)):
-            return
-        workers = self._joining_of(number)
-        if workers and self._has_fellows(workers[0]):
-            members = tuple(member for member in self.groups[number] if member in self._over)
-            after = tuple(self._over[member] for member in members)
-            self._entered.append(Joiners(tuple(workers), True, members, after))
-        for worker in workers:
-            self._enter(worker)
-
-    def _joining_of(self, number: int) -> list[int]:
-        return [worker for worker in self._joining if self._numbers[worker] == number]
-
-    def _enter(self, worker: int) -> None:
-        """Make a joining worker live. The worker proceeds when the staleness bound allows it.
-
-        A returning worker must neither hold back other workers nor run ahead of other workers, so
-        its clock is at least the lowest clock. Members of a group step together, so a joining
-        worker takes over the clock of a live member.
-        """
-        number = self._numbers[worker]
-        group = self.groups[number]
-        peer = next((peer for peer in group if contains(self._live, peer)), None)
-        own_clock = max(self._clocks.get(worker, 0), self.min_clock())
-        self._clocks[worker] = own_clock if peer is None else self._clocks[peer]
-        self._joining.remove(worker)
-        bisect.insort(self._live, worker)
-        self._num_live[number] = self._num_live.get(number, 0) + 1
-        self._move_clock(None, self._clocks[worker])
-        self._held.append(worker)
-
-    def _let_proceed(self) -> list[int]:
-        """Return the workers that the staleness bound lets proceed to their next iteration."""
-        held = self._held
-        if self._paused:
-            return []
-        if self.bound is None:
-            self._held = []
-            return held
-        limit = self.min_clock() + self.bound
-        start = self._num_blocked if limit == self._blocked_above else 0
-        proceeding = [worker for worker in held[start:] if self._clocks[worker] <= limit]
-        held[start:] = [worker for worker in held[start:] if self._clocks[worker] > limit]
-        self._num_blocked, self._blocked_above = len(held), limit
-        return proceeding
-
-    def _mark_dirty(self, worker: int) -> None:
-        """Make the next call of `advance` process the worker's group."""
-        group = self._numbers[worker]
-        if not contains(self._dirty, group):
-            bisect.insort(self._dirty, group)
-
-    def _move_clock(self, old: int | None, new: int | None) -> None:
-        """Count a live worker at clock `new` instead of `old`; None: new or removed worker."""
-        if new is not None:
-            self._levels[new] = self._levels.get(new, 0) + 1
-        if old is not None:
-            self._levels[old] -= 1
-            if not self._levels[old]:
-                del self._levels[old]
-
-    # -- state ------------------------------------------------------------------------------
-
-    def state_dict(self, soft: bool) -> State:
-        """Return the rule's state that survives a restart; with `soft` the whole state."""
-        if not soft:
-            return {
-                "clocks": {str(worker): clock for worker, clock in self._clocks.items()},
-                "void": {str(worker): step for worker, step in self._void.items()},
-            }
-        return {
-            "live": list(self._live),
-            "joining": list(self._joining),
-            "submitted": {
-                w: [token.step for token in tokens] for w, tokens in self._submitted.items()
-            },
-            "held": list(self._held),
-            "clocks": dict(self._clocks),
-            "dirty": list(self._dirty),
-            "num_live": dict(self._num_live),
-            "num_submitted": dict(self._num_submitted),
-            "levels": dict(self._levels),
-            "num_blocked": self._num_blocked,
-            "blocked_above": self._blocked_above,
-            "paused": self._paused,
-            "groups": self.groups,
-            "over": dict(self._over),
-            "void": dict(self._void),
-            "entered": _as_plain(self._entered),
-        }
-
-    def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the rule's state from the result of `state_dict`."""
-        if not soft:
-            self._clocks = {int(worker): clock for worker, clock in state["clocks"].items()}
-            self._void = {int(worker): step for worker, step in state["void"].items()}
-            return
-        self._set_groups(state["groups"])
-        self._load_workers(state)
-        self._held, self._clocks = list(state["held"]), dict(state["clocks"])
-        self._dirty, self._num_live = list(state["dirty"]), dict(state["num_live"])
-        self._num_submitted, self._levels = dict(state["num_submitted"]), dict(state["levels"])
-        self._num_blocked, self._blocked_above = state["num_blocked"], state["blocked_above"]
-        self._paused = state["paused"]
-        self._over, self._void = dict(state["over"]), dict(state["void"])
-        self._entered = _of_plain(state["entered"])
-
-
-class FollowingRounds(GroupRounds):
-    """The synchronization rule in use on a shard that follows shard 0.
-
-    The rounds of two shards may be one push apart: one shard releases the push of worker A alone,
-    and the other shard merges this push with the push of worker B, which joined in between. If a
-    worker joined this shard at the end of a round, the rounds could be two pushes apart. Each shard
-    would then wait for a push of a worker that waits at the other shard. So a worker joins the same
-    round on this shard as on shard 0, even in the middle of the round.
-    """
-
-    def __init__(self, groups: Groups) -> None:
-        """Start the rule without workers."""
-        super().__init__(groups)
-        self._expected: Sequence[Joiners] = ()  # new workers that finished no round at shard 0 yet
-
-    def expect(self, joiners: Sequence[Joiners]) -> None:
-        """Replace the expected joining workers by the joining workers of shard 0."""
-        self._expected = tuple(joiners)
-        for worker in self._joining:
-            self._mark_dirty(worker)
-
-    def advance(self, now: float) -> Advance:
-        """Make joining workers live, then release complete rounds, which need their pushes."""
-        for number in self._dirty:
-            self._admit(number, at_boundary=False)
-        return super().advance(now)
-
-    def _admit(self, number: int, at_boundary: bool) -> None:
-        """Make those joining workers live that are live at shard 0, even in mid-round."""
-        for worker in self._joining_of(number):
-            if self._may_enter(worker):
-                self._enter(worker)
-
-    def _may_enter(self, worker: int) -> bool:
-        """Return True if the worker may become live, because this shard has caught up with shard 0.
-
-        All pushes that shard 0 had released or withdrawn before the worker became live there must
-        be released or withdrawn on this shard, too. A worker that is not in `_expected` finished a
-        round at shard 0 before this shard started, and may become live.
-        """
-        joiners = next((item for item in self._expected if worker in item.workers), None)
-        if joiners is None:
-            return True
-        before = zip(joiners.members, joiners.after, strict=True)
-        return joiners.has_entered and all(self._is_over(member, step) for member, step in before)
-
-    def _is_over(self, worker: int, step: int) -> bool:
-        """Return True if no push of the worker up to this step may still be released on this shard.
-
-        A worker with no released push since this shard started has no push to wait for: the shard
-        refuses pushes from before its start.
-        """
-        if not self.is_live(worker):
-            return True
-        if worker in self._submitted:
-            return self._submitted[worker][0].step > step
-        return self._over.get(worker, step) >= step
-
-    def state_dict(self, soft: bool) -> State:
-        """Return the workers' clocks, which survive a restart; with `soft` the whole state."""
-        state = super().state_dict(soft)
-        return state | {"expected": _as_plain(self._expected)} if soft else state
-
-    def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the rule's state from the result of `state_dict`."""
-        super().load_state_dict(state, soft)
-        if soft:
-            self._expected = _of_plain(state["expected"])
-
-
-def _without(joiners: Sequence[Joiners], gone: Collection[int]) -> list[Joiners]:
-    """Return the sets of joining workers without the workers in `gone`."""
-    remaining = []
-    for group in joiners:
-        workers = tuple(worker for worker in group.workers if worker not in gone)
-        if workers:
-            remaining.append(dataclasses.replace(group, workers=workers))
-    return remaining
-
-
-def _as_plain(joiners: Sequence[Joiners]) -> list[list[Any]]:
-    return [
-        [list(group.workers), group.has_entered, list(group.members), list(group.after)]
-        for group in joiners
-    ]
-
-
-def _of_plain(joiners: Sequence[Sequence[Any]]) -> list[Joiners]:
-    return [
-        Joiners(tuple(workers), has_entered, tuple(members), tuple(after))
-        for workers, has_entered, members, after in joiners
-    ]
+    admits_in_round: ClassVar[bool] = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,7 @@ from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation
 from thinwire.ops.kernels import Kernels
 from thinwire.ops.methods.method import Method
 from thinwire.ops.methods.validation import check_averages
-from thinwire.ops.sync.base import ArrivalToken, SyncPolicy
-from thinwire.ops.sync.groups import Groups
+from thinwire.ops.sync.base import ArrivalToken
 from thinwire.ops.types import State
 from thinwire.ops.weighting.base import Arrival
 from thinwire.ps.core import events, refusals
@@ -58,9 +57,10 @@ class PsCore:
 
     The core owns parts that know neither the core nor each other. A part returns data, and the core
     turns the data into actions. Other modules read `model`, `counters`, `averages`, `membership`,
-    `config` and the results of the core's read-only methods.
+    `rounds`, `config` and the results of the core's read-only methods.
 
     Attributes:
+        rounds: Workers, waiting pushes, groups and clocks of this shard. Other modules only read.
         is_behind: True while more events wait for the core than it can handle. The core's owner
             sets the attribute; the core then sends the replies that are cheapest to compute.
     """
@@ -72,7 +72,6 @@ class PsCore:
         theta: Float32,
         kernels: Kernels,
         membership: Membership,
-        sync: SyncPolicy,
         averages: WorkerAverages | None = None,
     ) -> None:
         """Start with the initial weights as version 0 of the model.
@@ -83,7 +82,6 @@ class PsCore:
             theta: Initial weights [n] float32 of this shard; the core updates the array in place.
             kernels: Implementation of the array operations.
             membership: Coordinator on shard 0, FollowerMembership on all other shards.
-            sync: Synchronization rule of this shard. Only shard 0's rule has a staleness bound.
             averages: Values that shard 0 averages in addition to the weights; None for no values.
 
         Raises:
@@ -96,11 +94,13 @@ class PsCore:
         check_averages(method, self.averages.size)
         self.counters = Counters()
         self._members = MemberTable()
-        self._scheduler = RoundScheduler(sync, config.generation)
-        self._lifecycle = RunLifecycle(config, sync.waits_for_start)
+        rule = method.sync
+        self._scheduler = RoundScheduler(rule, config.generation, follows=not membership.leads)
+        self.rounds = self._scheduler.rounds
+        self._lifecycle = RunLifecycle(config, rule.waits_for_start)
         self._guard, self._quarantine = UpdateGuard(config.guards), Quarantine(config.guards)
         self._pacing = PacingService(method.pacer)
-        self._planner = RegroupPlanner(sync.auto, config.nb_workers)
+        self._planner = RegroupPlanner(rule.auto, config.nb_workers)
         self._follower = RegroupFollower()
         self.is_behind = False
 
@@ -163,7 +163,7 @@ class PsCore:
 
     def next_deadline(self) -> float | None:
         """Return the time at which the core needs a Tick event; None if no deadline is set."""
-        parts = (self.membership, self._lifecycle, self._scheduler)
+        parts = (self.membership, self._lifecycle, self.rounds)
         deadlines = [part.next_deadline() for part in parts]
         return min((when for when in deadlines if when is not None), default=None)
 
@@ -194,26 +194,9 @@ class PsCore:
         """True if the run has started, so that the shard releases (merges) rounds."""
         return self._lifecycle.has_started
 
-    @property
-    def groups(self) -> Groups:
-        """Current groups of workers that step together."""
-        return self._scheduler.groups
-
     def seconds(self) -> float:
         """Return the run's duration, in seconds: first pull to last update, over all restarts."""
         return self._lifecycle.seconds()
-
-    def live_workers(self) -> tuple[int, ...]:
-        """Return the ids of the live workers, for which rounds wait, in ascending order."""
-        return tuple(self._scheduler.live())
-
-    def joining_workers(self) -> tuple[int, ...]:
-        """Return the ids of workers that become live with their group's next round, ascending."""
-        return tuple(self._scheduler.joining())
-
-    def waiting_workers(self) -> set[int]:
-        """Return the live workers that wait until their round is complete or they may proceed."""
-        return self._scheduler.waiting()
 
     def known_workers(self) -> tuple[int, ...]:
         """Return the ids of all workers that ever joined this shard, in order of first Hello."""
@@ -228,10 +211,6 @@ class PsCore:
         whole = ModelReply(Operation.FULL, self.model.whole(), self.version, "full")
         return self._reply_of(0, 0, whole, self.averages.statistics)
 
-    def clocks(self) -> dict[int, int]:
-        """Return worker id -> number of finished iterations, for all live and former workers."""
-        return dict(self._scheduler.clocks())
-
     def guard_summary(self) -> dict[str, Any]:
         """Return refused pushes, quarantines and the median norm of updates, for the summary.
 
@@ -244,7 +223,7 @@ class PsCore:
     def summary(self) -> dict[str, Any]:
         """Return name -> figures of the core, for the run's summary.json."""
         groups = {
-            "groups": [list(group) for group in self.groups],
+            "groups": [list(group) for group in self.rounds.groups],
             "by_group": self.counters.groups.summary(),
             **self._planner.summary(),
         }
@@ -335,13 +314,13 @@ class PsCore:
         # speed records, which now describe the worker's next round.
         if event.step <= member.last_step:
             return [events.Answer(event.worker, event.step, event.local_steps, ready=True)]
-        fellows = self._scheduler.live_fellows(event.worker)
+        fellows = self.rounds.fellows(event.worker)
         answer = self._pacing.report(event, fellows, self._lifecycle.is_ending, now)
         return [] if answer is None else [answer]
 
     def _on_leave(self, event: events.Leave, now: float) -> list[events.Action]:
         actions = self._change(list(self.membership.leave(event.worker, event.incarnation)), now)
-        diverged = event.cause == "diverged" and not self._scheduler.live()
+        diverged = event.cause == "diverged" and not self.rounds.live()
         return [*actions, *(self._stop("diverged", now) if diverged else [])]
 
     def _on_presence(
@@ -392,15 +371,15 @@ class PsCore:
         if event.started:
             self._lifecycle.start()
         if not self.membership.leads:
-            self._follower.receive(event, self.groups)
-            self._scheduler.expect(event.joiners)
+            self._follower.receive(event, self.rounds.groups)
+            self.rounds.expect(event.joiners)
         actions = self._expel(list(self.membership.follow(event, now)), now)
         if not self.membership.leads:
-            self._scheduler.follow(event.draws)
+            self.rounds.follow(event.draws)
             # Two shards may have merged different pushes in their rounds. Each shard may then wait
             # for a worker that waits at the other shard. Releasing the rounds up to the steps that
             # are over on shard 0 ends this deadlock.
-            for arrivals in self._scheduler.release_late(event.over):
+            for arrivals in self.rounds.release_late(event.over):
                 actions += self._release(arrivals, now)
         # Settle (release complete rounds) even without a change of membership, because a buffered
         # push may have waited for the number of this epoch.
@@ -433,7 +412,7 @@ class PsCore:
             actions += self._publish(self._over())
         if lifecycle.limit_is_due(now):
             actions += self._stop("max_seconds", now)
-        if why := lifecycle.drain_is_over(now, self._scheduler.live(), self.model.lags):
+        if why := lifecycle.drain_is_over(now, self.rounds.live(), self.model.lags):
             actions += self._stop(why, now)
         if lifecycle.snapshot_is_due(now):
             actions += self.snapshot_if_new()
@@ -542,15 +521,15 @@ class PsCore:
     def _reply_to_stuck(self, now: float) -> list[events.Action]:
         """Reply to live workers that an exception of the core has left without a reply."""
         stuck = []
-        for worker in self._scheduler.live():
+        for worker in self.rounds.live():
             member = self._members[worker]
             # The synchronization rule has released the push, but the exception occurred before the
             # model applied the push.
-            if member.submitted and not self._scheduler.has_submitted(worker):
+            if member.submitted and not self.rounds.has_submitted(worker):
                 member.submitted = []
                 self.counters.reject(refusals.FAULT, worker)
             waits = member.waiting is not None
-            if member.request is not None and not waits and self._scheduler.may_proceed(worker):
+            if member.request is not None and not waits and self.rounds.may_proceed(worker):
                 member.may_proceed = True
                 stuck.append(worker)
         return self._reply(stuck, now)
@@ -568,7 +547,7 @@ class PsCore:
                 self._scheduler.join(worker, self.membership.epoch)
             else:
                 actions += self._forget(worker, member)
-        self._lifecycle.present(len(self._scheduler.joining()), now)
+        self._lifecycle.present(len(self.rounds.joining()), now)
         return [*actions, *self._settle(now, announces=True)]
 
     def _forget(self, worker: int, member: Member) -> list[events.Action]:
@@ -625,17 +604,17 @@ class PsCore:
 
     def _over(self) -> dict[int, int]:
         """Return live worker -> newest step that this shard has released or given up."""
-        steps = self._scheduler.over().items()
+        steps = self.rounds.over().items()
         return {worker: max(step, self._members[worker].applied_step) for worker, step in steps}
 
     def _epoch_of(
         self, number: int, over: Mapping[int, int] | None = None
     ) -> events.MembershipEpoch:
         """Return the announcement of a membership epoch, with all live and joining workers."""
-        live = self._scheduler.present()
+        live = self.rounds.present()
         incarnations = tuple(self.membership.incarnation_of(worker) for worker in live)
         formed = self._planner.formed or self._follower.formed
-        draws, joiners = self._scheduler.draws(), self._scheduler.joiners()
+        draws, joiners = self.rounds.draws(), self.rounds.joiners()
         return events.MembershipEpoch(
             number, live, self.has_started, formed, incarnations, draws, joiners, over or {}
         )
@@ -684,13 +663,13 @@ class PsCore:
             member = self._members[worker]
             known = push.epoch <= self.membership.epoch
             known = known and not self._follower.defers(worker, member.last_step)
-            if not known or not self._scheduler.is_live(worker):
+            if not known or not self.rounds.is_live(worker):
                 continue
             if self._epoch_fits(push):
                 # A worker has one open request at a time, so the worker has given up any older
                 # submitted push.
                 if member.submitted:
-                    self._scheduler.withdraw(worker, member.submitted[-1].step)
+                    self.rounds.withdraw(worker, member.submitted[-1].step)
                 self._members.promote(worker)
                 self._scheduler.submit(worker, push.step, now)
             else:
@@ -699,7 +678,7 @@ class PsCore:
                 # refuses the push too. The worker then sends the push again, or pulls.
                 self._members.cancel_push(worker)
                 member.request = None
-                member.may_proceed = self._scheduler.may_proceed(worker)
+                member.may_proceed = self.rounds.may_proceed(worker)
                 actions.append(refusals.stale_epoch(push, self.membership.epoch))
         return actions
 
@@ -713,17 +692,17 @@ class PsCore:
             return
         self.counters.reject("left", worker)
         self._members.cancel_push(worker)
-        self._scheduler.withdraw(worker, waiting.step)
-        self._members[worker].may_proceed = self._scheduler.may_proceed(worker)
+        self.rounds.withdraw(worker, waiting.step)
+        self._members[worker].may_proceed = self.rounds.may_proceed(worker)
 
     def _give_up(self, worker: int, step: int, now: float) -> list[events.Action]:
         """Record that this shard refused a push whose parts other shards may have accepted."""
         # On those shards the push waits for the pushes of its group. The pacer must count the
         # worker as waiting, else the pacer would let the group take more local steps.
         self._pacing.pushed(worker)
-        if self._scheduler.has_submitted(worker):
+        if self.rounds.has_submitted(worker):
             return []
-        self._scheduler.withdraw(worker, step)
+        self.rounds.withdraw(worker, step)
         return self._settle(now)
 
     def _release(self, arrivals: Sequence[ArrivalToken], now: float) -> list[events.Action]:
@@ -746,7 +725,7 @@ class PsCore:
             if empty:
                 self.model.clock.count(empty_parts, empty[0].optimizer)
             return []
-        version, live = self.version, self._scheduler.live()
+        version, live = self.version, self.rounds.live()
         released = [
             Arrival(
                 worker=push.worker,
@@ -775,7 +754,7 @@ class PsCore:
         )
         applied_keys = {(arrival.worker, arrival.step) for arrival in applied}
         merged = [push for push in pushes if (push.worker, push.step) in applied_keys]
-        group = self._scheduler.name_of(arrivals[0].worker)
+        group = self.rounds.name_of(arrivals[0].worker)
         for push in pushes:
             if (push.worker, push.step) in applied_keys:
                 self._count_applied(push, version, group)
@@ -783,7 +762,7 @@ class PsCore:
                 self.counters.reject("stale", push.worker)
         if not applied:
             return []
-        num_sharing = len(live) if len(self.groups) > 1 else len(arrivals)
+        num_sharing = len(live) if len(self.rounds.groups) > 1 else len(arrivals)
         self.averages.merge([push.aux for push in merged], num_sharing)
         self.counters.updated(group)
         self._lifecycle.updated(now)
@@ -841,27 +820,27 @@ class PsCore:
             The actions of a change, after which complete rounds must be released again; None if no
             change of the groups is due.
         """
-        planner, scheduler = self._planner, self._scheduler
+        planner, rounds = self._planner, self.rounds
         if self._follower.is_waiting:
             return self._follow_regrouping()
-        if not planner.is_on or not scheduler.live():
+        if not planner.is_on or not rounds.live():
             return None
         if self._lifecycle.is_ending:
             if not planner.abandon():
                 return None
-            scheduler.resume()
+            rounds.regroup(rounds.groups)
             return []
         if not planner.has_target:
-            live, current = scheduler.live(), scheduler.groups
-            if scheduler.joining() or not planner.propose(now, live, self.version, current):
+            live, current = rounds.live(), rounds.groups
+            if rounds.joining() or not planner.propose(now, live, self.version, current):
                 return None
-            scheduler.pause()
-        return self._form_groups() if scheduler.is_quiescent() else None
+            rounds.pause()
+        return self._form_groups() if rounds.is_quiescent() else None
 
     def _form_groups(self) -> list[events.Action]:
         """Change the worker groups on shard 0, while all live workers wait after their round."""
         epoch = self.membership.begin_epoch()
-        steps = {worker: self._members[worker].last_step for worker in self._scheduler.live()}
+        steps = {worker: self._members[worker].last_step for worker in self.rounds.live()}
         formed = self._planner.form(epoch, steps)
         self._scheduler.regroup(formed.groups, epoch)
         return [
@@ -871,7 +850,7 @@ class PsCore:
 
     def _follow_regrouping(self) -> list[events.Action] | None:
         """Change the groups on a following shard, if all pushes for the old groups have arrived."""
-        formed = self._follower.ready(self._members.last_steps(), self._scheduler.present())
+        formed = self._follower.ready(self._members.last_steps(), self.rounds.present())
         if formed is None:
             return None
         self._scheduler.regroup(formed.groups, formed.epoch)
@@ -899,7 +878,7 @@ class PsCore:
             member.replied(reply.version, self.model.method.overlap)
             self._planner.replied(worker, step, now)
             held_seconds = now - member.requested_at
-            group = self._scheduler.name_of(worker)
+            group = self.rounds.name_of(worker)
             self.counters.replied(group, held_seconds if step else 0.0)
             staleness, mean = member.staleness if step else 0, self.averages.mean
             replies.append(self._reply_of(worker, step, reply, mean, held_seconds, staleness))
@@ -943,7 +922,7 @@ class PsCore:
             waits: True to drain first, which waits for the pushes in flight. The core also drains
                 if live workers hold newer weights than this shard.
         """
-        lags = self.model.lags and bool(self._scheduler.live())
+        lags = self.model.lags and bool(self.rounds.live())
         phase = self._lifecycle.request_stop(reason, now, waits or lags)
         if phase is None:
             return []
@@ -1028,7 +1007,7 @@ class PsCore:
         formed = self._planner.resumed(epoch) or self._follower.resumed(epoch)
         if formed is not None:
             self._scheduler.regroup(formed.groups, formed.epoch)
-        waits = formed is not None and self._scheduler.waits_for_start
+        waits = formed is not None and self.rounds.waits_for_start
         self._lifecycle.resumed(self.version, waits)
 
     _handlers: ClassVar[dict[type, Callable[..., list[events.Action]]]] = {

@@ -1,109 +1,56 @@
-"""Rounds of one PS shard: synchronization rule, and membership epoch of each group's change."""
+"""Rounds of one PS shard, membership epoch of each group's change, and a timer of stalls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners, SyncPolicy
+from thinwire.ops.sync.base import Advance, ArrivalToken, SyncRule
 from thinwire.ops.sync.groups import Groups
+from thinwire.ops.sync.rounds import Rounds
 from thinwire.ops.types import State
 
 
 class RoundScheduler:
-    """Collects the pushes of one shard into rounds, and decides which workers may proceed."""
+    """Collects the pushes of one shard into rounds, and relates rounds to membership epochs.
 
-    def __init__(self, policy: SyncPolicy, generation: int = 0) -> None:
-        """Start the synchronization rule without workers.
+    Attributes:
+        rounds: Workers, waiting pushes and clocks of the shard. Read it freely; let the scheduler
+            join, remove and submit, so that it can record epochs and times.
+    """
+
+    def __init__(self, rule: SyncRule, generation: int = 0, follows: bool = False) -> None:
+        """Start without workers.
 
         Args:
-            policy: Settings of the synchronization rule.
+            rule: The synchronization rule.
             generation: Generation of the shard (number of its restarts).
+            follows: True on every shard but shard 0.
         """
-        self._rule = policy.start(generation)
+        self.rounds = Rounds(rule, generation, follows)
         self._group_epochs: dict[int, int] = {}  # group -> membership epoch of its last change
         self._moved_at: float | None = None  # when a push was last submitted or released
 
-    @property
-    def groups(self) -> Groups:
-        """Current groups of workers that step together."""
-        return self._rule.groups
-
-    @property
-    def waits_for_start(self) -> bool:
-        """True if the run starts only when all workers have joined."""
-        return self._rule.waits_for_start
-
-    def name_of(self, worker: int) -> str:
-        """Return the name of the worker's group, in the syntax of --groups."""
-        return self._rule.name_of(worker)
-
-    def live_fellows(self, worker: int) -> list[int]:
-        """Return the live workers of the worker's current round, including the worker if live."""
-        return list(self._rule.fellows(worker))
-
     def share_of(self, worker: int) -> float:
         """Return the size of the worker's group divided by the number of workers of the run."""
-        groups = self._rule.groups
-        return len(groups[self._rule.group_of(worker)]) / sum(map(len, groups))
-
-    # -- workers ----------------------------------------------------------------------------
+        groups = self.rounds.groups
+        return len(groups[self.rounds.group_of(worker)]) / sum(map(len, groups))
 
     def join(self, worker: int, epoch: int) -> None:
         """Add a worker that joined in `epoch`. It becomes live with its group's next round."""
-        self._group_epochs[self._rule.group_of(worker)] = epoch
-        self._rule.join(worker)
+        self._group_epochs[self.rounds.group_of(worker)] = epoch
+        self.rounds.join(worker)
 
     def leave(self, worker: int, epoch: int) -> None:
         """Remove a worker that left in this membership epoch, and its pushes that wait."""
-        self._group_epochs[self._rule.group_of(worker)] = epoch
-        self._rule.leave(worker)
-
-    def live(self) -> Sequence[int]:
-        """Return the ids of the live workers, for which rounds wait, in ascending order."""
-        return self._rule.live()
-
-    def joining(self) -> Sequence[int]:
-        """Return the ids of workers that become live with their group's next round, ascending."""
-        return self._rule.joining()
-
-    def present(self) -> tuple[int, ...]:
-        """Return the ids of the live and the joining workers, in ascending order."""
-        return tuple(sorted([*self._rule.live(), *self._rule.joining()]))
-
-    def waiting(self) -> set[int]:
-        """Return the live workers that wait until their round is complete or they may proceed."""
-        return self._rule.waiting()
-
-    def clocks(self) -> dict[int, int]:
-        """Return worker id -> number of iterations that the worker has finished."""
-        return self._rule.clocks()
-
-    def is_live(self, worker: int) -> bool:
-        """Return whether a worker is live, which means that rounds wait for its pushes."""
-        return self._rule.is_live(worker)
-
-    def may_proceed(self, worker: int) -> bool:
-        """Return whether a worker is live and may begin its next round."""
-        return self._rule.may_proceed(worker)
-
-    # -- rounds -----------------------------------------------------------------------------
+        self._group_epochs[self.rounds.group_of(worker)] = epoch
+        self.rounds.leave(worker)
 
     def submit(self, worker: int, step: int, now: float) -> None:
         """Add the push of a live worker's step to its round."""
         self._moved_at = now
-        self._rule.submit(ArrivalToken(worker, step), now)
-
-    def withdraw(self, worker: int, step: int) -> None:
-        """Remove a worker's submitted pushes; the worker has given up its steps up to `step`."""
-        self._rule.withdraw(worker, step)
-
-    def has_submitted(self, worker: int) -> bool:
-        """Return whether a push of the worker waits for its round."""
-        return self._rule.has_submitted(worker)
+        self.rounds.submit(ArrivalToken(worker, step), now)
 
     def advance(self, now: float) -> Advance:
         """Release the complete rounds, admit joiners, and return the workers that may proceed."""
-        advance = self._rule.advance(now)
+        advance = self.rounds.advance(now)
         if advance.released:
             self._moved_at = now
         return advance
@@ -114,69 +61,27 @@ class RoundScheduler:
             return False
         # Restart the timer, so that a lasting stall is reported once in every patience_seconds.
         self._moved_at = now
-        return any(map(self._rule.has_submitted, self._rule.live()))
-
-    def over(self) -> Mapping[int, int]:
-        """Return worker -> its newest step released or given up, for workers of waiting groups."""
-        return self._rule.over()
-
-    def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
-        """Release incomplete rounds: the pushes that wait, up to the given step of each worker."""
-        return self._rule.release_late(over)
-
-    def draws(self) -> tuple[Draw, ...]:
-        """Return the newest random draws of workers, newest last; () if no workers are drawn."""
-        return tuple(self._rule.draws())
-
-    def follow(self, draws: Sequence[Draw]) -> None:
-        """Adopt the draws of workers that shard 0 made; called on all other shards."""
-        self._rule.follow(draws)
-
-    def joiners(self) -> tuple[Joiners, ...]:
-        """Return the workers that have finished no round since they joined, on shard 0."""
-        return tuple(self._rule.joiners())
-
-    def expect(self, joiners: Sequence[Joiners]) -> None:
-        """Adopt the joining workers that shard 0 announces; called on all other shards."""
-        self._rule.expect(joiners)
-
-    def next_deadline(self) -> float | None:
-        """Return the time at which `advance` must be called without an event; None if never."""
-        return self._rule.next_deadline()
+        return any(map(self.rounds.has_submitted, self.rounds.live()))
 
     def is_due(self, now: float) -> bool:
         """Return whether the deadline of `advance` has passed."""
-        deadline = self._rule.next_deadline()
+        deadline = self.rounds.next_deadline()
         return deadline is not None and now >= deadline
 
     def epoch_is_current(self, worker: int, epoch: int) -> bool:
         """Return whether no later membership epoch than `epoch` has changed the worker's group."""
-        return epoch >= self._group_epochs.get(self._rule.group_of(worker), 0)
-
-    # -- changes of groups ------------------------------------------------------------------
-
-    def pause(self) -> None:
-        """Hold back every worker that finishes a round, until `regroup` changes the groups."""
-        self._rule.pause()
-
-    def resume(self) -> None:
-        """Undo `pause` without a change: let the workers proceed in the present groups."""
-        self._rule.regroup(self._rule.groups)
-
-    def is_quiescent(self) -> bool:
-        """Return whether every live worker has finished its round and is held back."""
-        return self._rule.is_quiescent()
+        return epoch >= self._group_epochs.get(self.rounds.group_of(worker), 0)
 
     def regroup(self, groups: Groups, epoch: int) -> None:
         """Continue with new worker groups, which came into force in this membership epoch."""
-        self._rule.regroup(groups)
+        self.rounds.regroup(groups)
         self._group_epochs = dict.fromkeys(range(len(groups)), epoch)
 
     # -- state ------------------------------------------------------------------------------
 
     def state_dict(self, soft: bool) -> State:
         """Return the workers' clocks; with `soft` the workers, rounds and epochs of groups."""
-        state = self._rule.state_dict(soft)
+        state = self.rounds.state_dict(soft)
         if not soft:
             return state
         extra = {"group_epochs": dict(self._group_epochs), "moved_at": self._moved_at}
@@ -184,7 +89,7 @@ class RoundScheduler:
 
     def load_state_dict(self, state: State, soft: bool) -> None:
         """Restore the clocks or rounds that `state_dict` returned."""
-        self._rule.load_state_dict(state, soft)
+        self.rounds.load_state_dict(state, soft)
         if soft:
             self._group_epochs = dict(state["group_epochs"])
             self._moved_at = state["moved_at"]

@@ -117,7 +117,7 @@ class DatagramPort:
     def end_sessions(self) -> None:
         """End the datagram sessions of workers that have left the run (writer thread)."""
         core = self._core
-        self.receiver.retain_members([*core.live_workers(), *core.joining_workers()])
+        self.receiver.retain_members([*core.rounds.live(), *core.rounds.joining()])
         self._filter_sessions()
 
     def _filter_sessions(self) -> None:

@@ -131,7 +131,7 @@ class ShardServer:
             lease_seconds,
             self.queue.put,
             lambda: core.version,
-            core.waiting_workers,
+            lambda: core.rounds.waiting(),
             self._publish_status,
         )
         self.on_groups: Callable[[events.GroupsChanged], None] | None = None
@@ -413,7 +413,7 @@ class ShardServer:
         core = self.core
         if core.model.kind is not Kind.VALUES:
             return []
-        live = core.live_workers()
+        live = core.rounds.live()
         return self.connections.members((w, core.incarnation_of(w)) for w in live)
 
     def _welcome(self, action: events.Welcome) -> None:
@@ -497,7 +497,7 @@ class ShardServer:
         self._num_epochs = epoch.number  # an action that only adds draws repeats the epoch's number
         if epoch.draws and self.on_draws is not None:
             self.on_draws(epoch.draws)
-        self.observers.send_epoch(encode_epoch(epoch, self.core.groups))
+        self.observers.send_epoch(encode_epoch(epoch, self.core.rounds.groups))
 
     def _report_unreachable(self, action: events.WorkersUnreachable) -> None:
         workers = [member.worker for member in action.members]

@@ -155,7 +155,7 @@ class StatusReporter:
     def states(self) -> dict[int, str]:
         """Return worker id -> state, for example "training", of every worker that has joined."""
         core = self._core
-        waits = core.waiting_workers()
+        waits = core.rounds.waiting()
         return {worker: self._state(worker, worker in waits) for worker in core.known_workers()}
 
     def guards(self) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class StatusReporter:
 
     def _workers(self) -> list[run_status.WorkerMetrics]:
         down, states = self._bytes_down(), self.states()
-        clocks = self._core.clocks()
+        clocks = self._core.rounds.clocks()
         fastest = max(clocks.values(), default=0)
         return [
             self._worker(w, states[w], clocks.get(w, 0), fastest, down.get(w, 0))

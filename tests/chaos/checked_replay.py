@@ -32,7 +32,8 @@ from tests.chaos.recorder import follows
 from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.method import Method
-from thinwire.ops.sync.base import ArrivalToken, Draw, Joiners, SyncPolicy
+from thinwire.ops.sync.base import ArrivalToken, Draw, Joiners, SyncRule
+from thinwire.ops.sync.rounds import Rounds
 from thinwire.ops.types import ModelSpec, Packet, Update
 from thinwire.ops.weighting.base import Arrival
 from thinwire.ps.core.model import model_for
@@ -45,17 +46,19 @@ _KERNELS = load_kernels("numpy")
 # -- the rule of synchronisation ----------------------------------------------------------------
 
 
-def replayed_rule(policy: SyncPolicy, life: Life, calls: Sequence[RuleCall]) -> Iterator[str]:
+def replayed_rule(
+    rule: SyncRule, follows: bool, life: Life, calls: Sequence[RuleCall]
+) -> Iterator[str]:
     """Yield where a rule in force settled differently from a replayed rule with the same input."""
-    rule = policy.start()
-    rule.load_state_dict(life.rule["hard"], soft=False)
-    rule.load_state_dict(from_plain(life.rule["soft"]), soft=True)
+    rounds = Rounds(rule, follows=follows)
+    rounds.load_state_dict(life.rule["hard"], soft=False)
+    rounds.load_state_dict(from_plain(life.rule["soft"]), soft=True)
     where = f"shard {life.shard}, generation {life.generation}"
     for number, call in enumerate(calls):
         if call.call != "advance":
-            getattr(rule, call.call)(*map(_argument, call.arguments))
+            getattr(rounds, call.call)(*map(_argument, call.arguments))
             continue
-        found = rule.advance(*call.arguments)
+        found = rounds.advance(*call.arguments)
         released = [[[each.worker, each.step] for each in group] for group in found.released]
         if released != call.released:
             yield f"{where}, call {number}: released {call.released}; by its rule {released}"

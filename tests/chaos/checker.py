@@ -309,7 +309,7 @@ def _rule(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
     for shard, past in pasts.items():
         for life in past.lives:
             mine = calls.get((shard, life.generation), [])
-            yield from replayed_rule(policy.without_bound() if shard else policy, life, mine)
+            yield from replayed_rule(policy, bool(shard), life, mine)
 
 
 def _weights(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:

@@ -17,7 +17,8 @@ import numpy as np
 
 from thinwire.ops.aggregation.aggregates import Mean
 from thinwire.ops.optimizers.momentum_sgd import MomentumSGD
-from thinwire.ops.sync.rule import GroupRounds, GroupSync
+from thinwire.ops.sync.rounds import Rounds
+from thinwire.ops.sync.rule import GroupSync
 from thinwire.ops.types import Update
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
@@ -137,12 +138,11 @@ def _stale_divisor() -> list[Patch]:
 def _bound_off_by_one() -> list[Patch]:
     """Workers may be one iteration further ahead than configured."""
 
-    def start(inner: Any, policy: GroupSync) -> GroupRounds:
-        rule: GroupRounds = inner(policy)
-        rule.bound = None if rule.bound is None else rule.bound + 1
-        return rule
+    def may_proceed(inner: Any, rule: GroupSync, rounds: Rounds, worker: int) -> bool:
+        later = rule if rule.bound is None else dataclasses.replace(rule, bound=rule.bound + 1)
+        return bool(inner(later, rounds, worker))
 
-    return [(GroupSync, "start", start)]
+    return [(GroupSync, "may_proceed", may_proceed)]
 
 
 @_plant("kept", "weights", "versions")

@@ -148,11 +148,13 @@ class Witness:
 
     def _core(self, state: State, config: CoreConfig, lease_seconds: float) -> PsCore:
         method, layout = self.run.method, self._layout(state)
-        rule, member = method.sync, Coordinator(config.nb_workers, lease_seconds)
-        if self.number:
-            rule, member = rule.without_bound(), FollowerMembership(config.nb_workers)  # type: ignore[assignment]
+        member = (
+            FollowerMembership(config.nb_workers)
+            if self.number
+            else Coordinator(config.nb_workers, lease_seconds)
+        )
         theta = np.zeros(layout.size, np.float32)
-        return PsCore(config, method, theta, self._kernels, member, rule, _aux_of(state))
+        return PsCore(config, method, theta, self._kernels, member, _aux_of(state))
 
 
 def _aux_of(state: State) -> WorkerAverages:

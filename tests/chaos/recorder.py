@@ -94,14 +94,14 @@ def _plain(argument: Any) -> Any:
     return argument
 
 
-class RecordingRule:
-    """A synchronization rule that records its calls; otherwise it equals the wrapped rule."""
+class RecordingRounds:
+    """Rounds that record the calls to them; otherwise they equal the wrapped rounds."""
 
-    def __init__(self, rule: Any, write: Callable[..., None]) -> None:
-        self._rule, self._write = rule, write
+    def __init__(self, rounds: Any, write: Callable[..., None]) -> None:
+        self._rounds, self._write = rounds, write
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._rule, name)
+        found = getattr(self._rounds, name)
         if name not in _MUTATORS:
             return found
 
@@ -115,14 +115,14 @@ class RecordingRule:
 
     def advance(self, now: float) -> Any:
         """Let the rule settle; record the settled rounds, and each worker's step."""
-        found = self._rule.advance(now)
+        found = self._rounds.advance(now)
         self._write(
             call="advance",
             arguments=[now],
             released=[[[each.worker, each.step] for each in group] for group in found.released],
             proceeding=list(found.proceeding),
-            clocks={str(worker): clock for worker, clock in self._rule.clocks().items()},
-            live=tuple(self._rule.live()),
+            clocks={str(worker): clock for worker, clock in self._rounds.clocks().items()},
+            live=tuple(self._rounds.live()),
         )
         return found
 
@@ -329,7 +329,7 @@ class Recorder:
                 number=event.number,
                 live=tuple(event.live),
                 epoch=core.membership.epoch,
-                present=core._scheduler.present(),
+                present=core.rounds.present(),
                 **about,
             )
         return actions
@@ -342,10 +342,11 @@ class Recorder:
             self.write(kind, **fields)
         self._replayed, self._replaying = [], None
         model, scheduler = core.model, core._scheduler
+        rounds = scheduler.rounds
         small = len(model.theta) <= MOST_ENTRIES
         generation = core.config.generation
-        hard = scheduler._rule.state_dict(soft=False)
-        soft = to_plain(scheduler._rule.state_dict(soft=True))
+        hard = rounds.state_dict(soft=False)
+        soft = to_plain(rounds.state_dict(soft=True))
         self.write(
             Life,
             shard=shard,
@@ -365,7 +366,7 @@ class Recorder:
         )
         self._attach(shard, core)
         write = functools.partial(self.write, RuleCall, shard=shard, generation=generation)
-        scheduler._rule = RecordingRule(scheduler._rule, write)  # type: ignore[assignment]
+        scheduler.rounds = core.rounds = RecordingRounds(rounds, write)  # type: ignore[assignment]
 
     def _attach(self, shard: int, core: PsCore) -> None:
         members = (core._members[worker] for worker in core._members)

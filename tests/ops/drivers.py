@@ -13,6 +13,7 @@ from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.routing.base import LostEntries, RouteContext
 from thinwire.ops.sharding.split import place_tensors, split_packet
 from thinwire.ops.sync.base import ArrivalToken
+from thinwire.ops.sync.rounds import Rounds
 from thinwire.ops.types import (
     Block,
     CodedValues,
@@ -183,7 +184,7 @@ class Sync(Driver):
     """Workers join, push, leave and return at random; the state is the rule in force."""
 
     def begin(self):
-        rule = self.policy.start()
+        rule = Rounds(self.policy)
         for worker in range(1, WORKERS + 1):
             rule.join(worker)
         rule.advance(0.0)
@@ -205,7 +206,7 @@ class Sync(Driver):
         return {name: to_plain(state.state_dict(name == "soft")) for name in ("lasting", "soft")}
 
     def load(self, saved):
-        rule = self.policy.start()
+        rule = Rounds(self.policy)
         for name, state in saved.items():
             rule.load_state_dict(from_plain(state), name == "soft")
         return rule

@@ -53,7 +53,7 @@ class JournaledRun(MiniRun):
         core = self._shard(shard, np.zeros(28, np.float32))
         again = type(core)(
             *(config, self.chosen, core.model.theta, KERNELS, core.membership),
-            *(self.chosen.sync.without_bound() if shard else self.chosen.sync, core.averages),
+            core.averages,
         )
         if hasattr(again.membership, "lease_seconds"):
             again.membership.lease_seconds = lease_seconds

@@ -29,8 +29,8 @@ class LocalPort:
         self.core, self.decoder = self.run.shards[0], self.run.decoders[0]
         if follows:
             chosen, theta = self.run.method, self.core.model.theta
-            member, rule = FollowerMembership(nb_workers), chosen.sync.without_bound()
-            self.core = PsCore(self.core.config, chosen, theta, KERNELS, member, rule)
+            member = FollowerMembership(nb_workers)
+            self.core = PsCore(self.core.config, chosen, theta, KERNELS, member)
         self.core.membership.lease_seconds = 1e9
         self.queue, self.refusals, self.replies, self.welcomes = [], [], [], {}
         sizes = [piece.size for piece in self.run.layouts[0].slices]

@@ -74,7 +74,7 @@ def test_leave_to_go_on_and_the_time_limit_are_shard_0_s_alone():
         follows.membership, FollowerMembership
     )
     assert leads.membership.lease_seconds == follows.membership.lease_seconds == 7.0
-    assert leads._scheduler._rule.bound is not None and follows._scheduler._rule.bound is None
+    assert not leads.rounds.follows and follows.rounds.follows
     assert (leads.config.max_seconds, follows.config.max_seconds) == (9, None)
 
 

@@ -42,7 +42,7 @@ class ElasticShard:
 
     def start(self):
         cluster, number = self.cluster, self.number
-        layout, rule = cluster.layouts[number], cluster.method.sync
+        layout = cluster.layouts[number]
         initial = np.random.default_rng(1).normal(size=28).astype(np.float32) * 0.1
         theta = np.concatenate(
             [
@@ -62,9 +62,8 @@ class ElasticShard:
             member = Coordinator(cluster.nb_workers, cluster.lease_seconds)
         else:
             member = FollowerMembership(cluster.nb_workers, cluster.lease_seconds)
-            rule = rule.without_bound()
         aux = WorkerAverages(num_slots=cluster.method.num_averaged(28)) if number == 0 else None
-        self.core = PsCore(config, cluster.method, theta, KERNELS, member, rule, aux)
+        self.core = PsCore(config, cluster.method, theta, KERNELS, member, aux)
         if self.saved is not None:
             self.core.load_state_dict(copy.deepcopy(self.saved))
             self.applied = [each for each in self.applied if each[0] < self.core.version]

@@ -83,7 +83,7 @@ class World:
             spec=shard_spec(SPEC, self.layouts[0]),
         )
         lead = Coordinator(self.nb_workers, LEASE_SECONDS)
-        core = PsCore(config, self.method, self.initial.copy(), KERNELS, lead, self.method.sync)
+        core = PsCore(config, self.method, self.initial.copy(), KERNELS, lead)
         core.is_behind = bool(self.rng.integers(2))  # it relays more then
         return core
 

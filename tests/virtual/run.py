@@ -143,7 +143,7 @@ class MiniRun:
         self.workers = {number: MiniWorker(number, self) for number in range(1, nb_workers + 1)}
 
     def _shard(self, number: int, initial: np.ndarray) -> PsCore:
-        layout, rule = self.layouts[number], self.method.sync
+        layout = self.layouts[number]
         offsets = SPEC.offsets
         theta = np.concatenate(
             [
@@ -153,10 +153,9 @@ class MiniRun:
         )
         nb_workers = self.settings.nb_workers
         member = Coordinator(nb_workers, 10.0) if number == 0 else FollowerMembership(nb_workers)
-        rule = rule if number == 0 else rule.without_bound()
         aux = WorkerAverages(num_slots=self.method.num_averaged(28)) if number == 0 else None
         settings = dataclasses.replace(self.settings, spec=shard_spec(SPEC, layout))
-        return PsCore(settings, self.method, theta, self.kernels, member, rule, aux)
+        return PsCore(settings, self.method, theta, self.kernels, member, aux)
 
     def feed(self, shard: int, event: events.Event) -> list[events.Action]:
         """Pass one event to a shard and carry out its actions."""

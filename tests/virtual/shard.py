@@ -20,7 +20,7 @@ def core_of(chosen, size=4, iter_max=100, lease=10.0, **config):
     nb_workers = sum(len(group) for group in chosen.sync.groups)
     settings = CoreConfig(Budget(iter_max), Schedule(0.1), nb_workers, **config)
     member = Coordinator(nb_workers, lease)
-    return PsCore(settings, chosen, np.zeros(size, np.float32), KERNELS, member, chosen.sync)
+    return PsCore(settings, chosen, np.zeros(size, np.float32), KERNELS, member)
 
 
 def join(core, worker, now=0.0, incarnation=None):
@@ -59,7 +59,7 @@ def guarded(chosen, leads=True, **guards):
         guards=Guards(**guards),
     )
     member = Coordinator(nb_workers, 1e6) if leads else FollowerMembership(nb_workers)
-    return PsCore(settings, chosen, np.zeros(4, np.float32), KERNELS, member, chosen.sync)
+    return PsCore(settings, chosen, np.zeros(4, np.float32), KERNELS, member)
 
 
 def joined(core):

@@ -47,7 +47,6 @@ class Shard:
             theta,
             KERNELS,
             Coordinator(self.nb_workers, LEASE_SECONDS),
-            method.sync,
         )
         if state is not None:
             self.core.load_state_dict(state)

@@ -142,7 +142,7 @@ class SimulatedShard:
 
     def live_workers(self) -> Iterable[int]:
         """Return the ids of the live workers, which keep their datagram sessions."""
-        return self.core.live_workers()
+        return self.core.rounds.live()
 
     # -- start and end ----------------------------------------------------------------------
 

@@ -251,15 +251,15 @@ class Simulation:
         """Return a shard's PS core in its initial state."""
         run, layout = self._run, self._layouts[number]
         membership: Coordinator | FollowerMembership = Coordinator(run.nb_workers, lease_seconds)
-        rule, aux = run.method.sync, WorkerAverages()
+        aux = WorkerAverages()
         if number == 0:
             aux = WorkerAverages(
                 self._trainer.statistics, run.method.num_averaged(self.spec.num_parameters)
             )
-        else:  # only shard 0 decides when workers may proceed
-            membership, rule = FollowerMembership(run.nb_workers), rule.without_bound()
+        else:
+            membership = FollowerMembership(run.nb_workers)
         theta = np.concatenate([self._initial[at] for at in shard_positions(self.spec, layout)])
-        core = PsCore(config, run.method, theta, self._bodies, membership, rule, aux)
+        core = PsCore(config, run.method, theta, self._bodies, membership, aux)
         core.model.draw_noise_with(f"{run.seed} {number}".encode())
         return core
 

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.sync.base import ArrivalToken, Draw
 from thinwire.ops.sync.drawn import DrawnSync, draw, parse_draws
+from thinwire.ops.sync.rounds import Rounds
 from thinwire.ops.types import ConfigurationError, describe
 from thinwire.runtime.run.draws_file import DrawsFile, read_draws
 
 
-def begun(policy, workers):
+def begun(policy, workers, follows=False):
     """Return a rule with these workers, and the workers that may proceed."""
-    rule = policy.start()
+    rule = Rounds(policy, follows=follows)
     for worker in workers:
         rule.join(worker)
     return rule, rule.advance(0.0).proceeding
@@ -130,8 +131,8 @@ def test_a_run_leaves_a_file_that_repeats_it(tmp_path):
     assert list(parse_draws(kept.path.read_text(), "d", 5)) == drawn
 
 
-def policy_resumed(policy, rule, generation=1):
-    fresh = policy.start(generation)
+def policy_resumed(policy, rule, generation=1, follows=False):
+    fresh = Rounds(policy, generation, follows)
     fresh.load_state_dict(copy.deepcopy(rule.state_dict(soft=False)), soft=False)
     return fresh
 
@@ -143,7 +144,7 @@ def test_a_restart_keeps_the_draws_and_a_break_everything():
         submit(rule, free[0])
         _, free = submit(rule, free[1])
     submit(rule, free[0])
-    again = policy.start()
+    again = Rounds(policy)
     for soft in (False, True):
         again.load_state_dict(copy.deepcopy(rule.state_dict(soft)), soft)
     assert again.state_dict(soft=True) == rule.state_dict(soft=True)
@@ -160,7 +161,7 @@ def test_a_restart_keeps_the_draws_and_a_break_everything():
 def test_rounds_are_complete_and_go_on_whatever_dies_and_joins(workers, fraction, seed):
     """Random delays, deaths and returns: no worker is drawn twice or waits for ever."""
     rng = random.Random(seed)
-    rule = DrawnSync(workers, fraction, seed).start()
+    rule = Rounds(DrawnSync(workers, fraction, seed))
     ids, computing, rounds = range(1, workers + 1), set(), 0
     steps = collections.Counter()
     for worker in ids:
@@ -200,7 +201,7 @@ def test_a_shard_that_follows_releases_the_rounds_of_shard_0(workers, fraction, 
     """Pushes and announcements arrive in any order; workers continue if both shards let them."""
     rng = random.Random(seed)
     policy = DrawnSync(workers, fraction, seed)
-    rules = [policy.start(), policy.without_bound().start()]
+    rules = [Rounds(policy), Rounds(policy, follows=True)]
     rounds, free, under_way = [[], []], [set(), set()], []
     news = collections.deque()
 
@@ -237,7 +238,7 @@ def test_a_shard_that_follows_releases_the_rounds_of_shard_0(workers, fraction, 
 def test_a_shard_that_follows_drops_what_shard_0_has_forgotten():
     policy = DrawnSync(4, 0.5, seed=5)
     leader, free = begun(policy, range(1, 5))
-    follower, _ = begun(policy.without_bound(), range(1, 5))
+    follower, _ = begun(policy, range(1, 5), follows=True)
     follower.follow(leader.draws())
     assert follower.advance(0.0).proceeding == free
     restarted = policy_resumed(DrawnSync(4, 0.5, seed=6), leader)  # with other live workers, say
@@ -254,7 +255,7 @@ def test_a_shard_that_follows_drops_what_shard_0_has_forgotten():
 def leading_and_following(policy):
     """Return a rule, the workers that it has drawn, and a rule that follows its first draw."""
     leader, free = begun(policy, range(1, 5))
-    follower, _ = begun(policy.without_bound(), range(1, 5))
+    follower, _ = begun(policy, range(1, 5), follows=True)
     follower.follow(leader.draws())
     follower.advance(0.0)
     return leader, free, follower
@@ -276,7 +277,7 @@ def test_a_push_of_a_draw_that_a_following_shard_missed_is_an_update_of_its_own(
     """Its worker, drawn again, continues at that shard too, for shard 0 waits for its next push."""
     policy = DrawnSync(1, 1.0)
     leader, _ = begun(policy, [1])
-    follower, _ = begun(policy.without_bound(), [1])
+    follower, _ = begun(policy, [1], follows=True)
     follower.follow(leader.draws())
     follower.advance(0.0)
     submit(leader, 1)  # the push does not reach the follower
@@ -316,7 +317,7 @@ def test_settings_that_make_no_sense_are_refused_by_what_helps():
 
 
 def test_who_gave_up_its_push_before_the_draw_was_known_is_not_waited_for():
-    follower, _ = begun(DrawnSync(2, 1.0).without_bound(), [1, 2])
+    follower, _ = begun(DrawnSync(2, 1.0), [1, 2], follows=True)
     follower.withdraw(1, 14)
     drawn = Draw(19, 0, (1, 2), after=(13, 9))
     follower.follow([drawn])
@@ -336,7 +337,7 @@ def test_a_following_shard_that_restarts_plays_the_round_under_way_again():
     then = leader.advance(0.0).proceeding
     follower.follow(leader.draws())
     assert follower.advance(0.0).proceeding == then
-    again = policy_resumed(policy.without_bound(), follower)
+    again = policy_resumed(policy, follower, follows=True)
     for worker in range(1, 5):
         again.join(worker)
     again.follow(leader.draws())
@@ -344,7 +345,7 @@ def test_a_following_shard_that_restarts_plays_the_round_under_way_again():
 
 
 def test_who_gave_up_an_earlier_push_is_waited_for_in_the_next_round():
-    follower, _ = begun(DrawnSync(2, 1.0).without_bound(), [1, 2])
+    follower, _ = begun(DrawnSync(2, 1.0), [1, 2], follows=True)
     follower.withdraw(1, 14)
     drawn = Draw(20, 0, (1, 2), after=(14, 9))  # shard 0 has given step 14 up, too
     follower.follow([drawn])
@@ -358,7 +359,7 @@ def test_who_gave_up_an_earlier_push_is_waited_for_in_the_next_round():
 
 
 def test_a_following_shard_does_not_wait_for_what_it_has_released():
-    follower = DrawnSync(2, 1.0).without_bound().start()
+    follower = Rounds(DrawnSync(2, 1.0), follows=True)
     steps = {"1": 5, "2": 6}
     state = {"clocks": dict(steps), "steps": steps, "void": {}, "rounds": 6, "followed": 2}
     follower.load_state_dict(state, soft=False)
@@ -376,7 +377,7 @@ def test_what_a_round_has_released_is_not_over_before_it():
     """A shard that receives round and release together would take each push for a late one."""
     policy = DrawnSync(2, 1.0)
     leader, _ = begun(policy, [1, 2])
-    follower, _ = begun(policy.without_bound(), [1, 2])
+    follower, _ = begun(policy, [1, 2], follows=True)
     for worker in (1, 2):
         submit(leader, worker)
     over, newest = leader.draws()

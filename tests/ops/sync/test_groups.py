@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from thinwire.data.fractions import ranges, read_fractions
 from thinwire.ops.sync import groups as sync_groups
 from thinwire.ops.sync.drawn import DrawnSync
+from thinwire.ops.sync.rounds import Rounds
 from thinwire.ops.sync.rule import GroupSync
 from thinwire.ops.types import ConfigurationError
 
@@ -178,7 +179,7 @@ def test_settings_that_are_none(settings_, words):
 
 def test_the_name_of_a_large_group_is_short_enough_for_a_summary():
     assert sync_groups.name_of((1, 2, 4)) == "1,2,4"
-    assert GroupSync((tuple(range(1, 501)),)).start().name_of(7) == "1,2,...,500"
+    assert Rounds(GroupSync((tuple(range(1, 501)),))).name_of(7) == "1,2,...,500"
     assert DrawnSync(500, 0.1).start().name_of(7) == "1,2,...,500"
 
 

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from thinwire.ops.sync.base import Advance, ArrivalToken, Joiners
 from thinwire.ops.sync.groups import format_groups, parse_groups, parse_groups_file
-from thinwire.ops.sync.rule import ClosedGroupSync, GroupRounds, GroupSync, make_rule
+from thinwire.ops.sync.rounds import Rounds
+from thinwire.ops.sync.rule import ClosedGroupSync, GroupSync, make_rule
 from thinwire.ops.types import ConfigurationError
 
 
-def joined(policy: GroupSync, workers) -> GroupRounds:
-    rule = policy.start()
+def joined(policy: GroupSync, workers, follows=False) -> Rounds:
+    rule = Rounds(policy, follows=follows)
     for worker in workers:
         rule.join(worker)
     assert sorted(rule.advance(0.0).proceeding) == sorted(workers)
@@ -112,7 +113,7 @@ def test_arrivals_outlive_a_break_and_clocks_a_restart():
     rule = joined(policy, [1, 2, 3, 4])
     for worker in (1, 3, 4):
         submit(rule, worker)
-    again, fresh = policy.start(), policy.start()
+    again, fresh = Rounds(policy), Rounds(policy)
     for soft in (False, True):
         again.load_state_dict(copy.deepcopy(rule.state_dict(soft)), soft)
     assert again.state_dict(soft=True) == rule.state_dict(soft=True)
@@ -133,7 +134,7 @@ def test_ssp_never_exceeds_its_bound_and_never_blocks_everyone(workers, bound, s
     ids = list(range(1, workers + 1))
     cut = rng.randint(1, workers)
     groups = tuple(g for g in (tuple(ids[:cut]), tuple(ids[cut:])) if g)
-    rule = GroupSync(groups if grouped else tuple((i,) for i in ids), bound).start()
+    rule = Rounds(GroupSync(groups if grouped else tuple((i,) for i in ids), bound))
     for worker in ids:
         rule.join(worker)
     computing = set(rule.advance(0.0).proceeding)
@@ -196,14 +197,17 @@ def test_groups_file_has_comments_and_blank_lines():
         parse_groups_file("# nothing\n", "g.txt")
 
 
-class EveryWorkerLookedAt(GroupRounds):
+class EveryWorkerLookedAt(Rounds):
     """The same rule without counters: it looks at all workers for each result."""
 
     def leave(self, worker):
-        self._submitted.pop(worker, None)
-        for workers in (self._live, self._joining, self._held):
+        for token in self._submitted.pop(worker, ()):
+            del self._arrived_at[token]
+        for workers in (self._live, self._joining):
             if worker in workers:
                 workers.remove(worker)
+        self._held.pop(worker, None)
+        self._agreement.left(worker)
 
     def advance(self, now):
         released = []
@@ -214,17 +218,18 @@ class EveryWorkerLookedAt(GroupRounds):
                 released.append(tuple(self._submitted.pop(worker)[0] for worker in pending))
                 for worker in pending:
                     self._clocks[worker] += 1
-                    self._held.append(worker)
+                    self._held[worker] = None
                 pending = []
             if not pending:
-                self._admit(number, at_boundary=True)
-        slowest = self.min_clock()
+                self._agreement.admit(number, at_boundary=True)
+        bound, slowest = self.rule.bound, self.min_clock()
         free = [
             worker
             for worker in self._held
-            if self.bound is None or self._clocks[worker] - slowest <= self.bound
+            if bound is None or self._clocks[worker] - slowest <= bound
         ]
-        self._held = [worker for worker in self._held if worker not in free]
+        for worker in free:
+            del self._held[worker]
         return Advance(released, free)
 
     def min_clock(self):
@@ -236,13 +241,14 @@ def test_the_rule_is_what_looking_at_every_worker_gives(workers, bound, size, se
     rng = random.Random(seed)
     ids = range(1, workers + 1)
     groups = tuple(tuple(ids[start : start + size]) for start in range(0, workers, size))
-    rules = (GroupRounds(groups, bound), EveryWorkerLookedAt(groups, bound))
+    rule = GroupSync(groups, bound)
+    both = (Rounds(rule), EveryWorkerLookedAt(rule))
     for _ in range(80):
         worker = rng.randint(1, workers)
-        known = worker in rules[0].live()
-        waits = worker in rules[0].waiting()
+        known = worker in both[0].live()
+        waits = worker in both[0].waiting()
         verb = rng.choice(("submit", "submit", "submit", "leave")) if known else "join"
-        for rule in rules:
+        for rule in both:
             if verb == "submit":
                 if not waits:
                     rule.submit(ArrivalToken(worker, rule.clocks()[worker] + 1), 0.0)
@@ -250,10 +256,10 @@ def test_the_rule_is_what_looking_at_every_worker_gives(workers, bound, size, se
                 rule.leave(worker)
             else:
                 rule.join(worker)
-        turns = [rule.advance(0.0) for rule in rules]
+        turns = [rule.advance(0.0) for rule in both]
         assert list(turns[0].released) == list(turns[1].released)
         assert list(turns[0].proceeding) == list(turns[1].proceeding)
-        states = [rule.state_dict(soft=True) for rule in rules]
+        states = [rule.state_dict(soft=True) for rule in both]
         for field in ("live", "joining", "submitted", "held", "clocks"):
             assert states[0][field] == states[1][field]
 
@@ -326,7 +332,7 @@ def test_what_was_given_up_is_known_after_a_restart():
     rule = joined(make_rule("bsp", 2), [1, 2])
     rule.submit(ArrivalToken(1, 7), 0.0)
     rule.withdraw(1, 7)
-    again = make_rule("bsp", 2).start()
+    again = Rounds(make_rule("bsp", 2))
     again.load_state_dict(copy.deepcopy(rule.state_dict(soft=False)), soft=False)
     for worker in (1, 2):
         again.join(worker)
@@ -345,7 +351,7 @@ def test_a_push_is_released_late_that_is_over_at_another_shard():
 
 def after_a_break(policy, rule):
     """Return the rule of a shard that continues without a restart, as after a move."""
-    again = policy.start()
+    again = Rounds(policy, follows=rule.follows)
     for soft in (False, True):
         again.load_state_dict(copy.deepcopy(rule.state_dict(soft)), soft)
     return again
@@ -354,8 +360,8 @@ def after_a_break(policy, rule):
 @pytest.mark.parametrize("has_break", [False, True])
 def test_a_shard_that_follows_lets_a_joiner_in_where_shard_0_has(has_break):
     """Only after pushes that ended at shard 0 have ended here, and after the joiner's entry."""
-    policy = make_rule("bsp", 3).without_bound()
-    rule = joined(policy, [1, 2])
+    policy = make_rule("bsp", 3)
+    rule = joined(policy, [1, 2], follows=True)
     rule.submit(ArrivalToken(1, 4), 0.0)
     rule.join(3)
     rule.expect([Joiners((3,), True, (1, 2), (4, 4))])
@@ -368,8 +374,8 @@ def test_a_shard_that_follows_lets_a_joiner_in_where_shard_0_has(has_break):
 
 
 def test_a_joiner_that_shard_0_has_not_let_in_waits_at_the_others():
-    policy = make_rule("bsp", 2).without_bound()
-    rule = joined(policy, [1])
+    policy = make_rule("bsp", 2)
+    rule = joined(policy, [1], follows=True)
     rule.join(2)
     rule.expect([Joiners((2,))])
     for each in (rule, after_a_break(policy, rule)):

@@ -26,9 +26,7 @@ START = np.float32([1, 2, 3])
 def with_aux(chosen, num_slots=0, statistics=START):
     plain = core_of(chosen)
     aux = WorkerAverages(statistics, num_slots)
-    return PsCore(
-        plain.config, chosen, np.zeros(4, np.float32), KERNELS, plain.membership, chosen.sync, aux
-    )
+    return PsCore(plain.config, chosen, np.zeros(4, np.float32), KERNELS, plain.membership, aux)
 
 
 def push(core, worker, step, aux, base=0, now=0.0):
@@ -213,7 +211,7 @@ def test_a_drawn_round_replaces_the_statistics_as_a_whole_one_does():
     core = with_aux(chosen)
     for worker in (1, 2, 3, 4):
         join(core, worker)
-    drawn = [worker for worker in core.live_workers() if core._scheduler.may_proceed(worker)]
+    drawn = [worker for worker in core.rounds.live() if core.rounds.may_proceed(worker)]
     assert len(drawn) == 2
     for worker, values in zip(drawn, ([2, 2, 2], [4, 6, 8]), strict=True):
         push(core, worker, 1, values)

@@ -90,13 +90,13 @@ def test_a_joiner_waits_for_the_end_of_the_round_even_if_nobody_has_pushed():
     core = running()
     core.handle(events.Leave(3, 3, "done"), 0.0)
     actions = join(core, 3, incarnation=33)
-    assert core.live_workers() == (1, 2)
+    assert core.rounds.live() == (1, 2)
     assert not of(events.Reply, actions)
     done(core, 1, 1, whole(7))
     replies = of(events.Reply, done(core, 2, 1))
     assert [reply.worker for reply in replies] == [1, 2, 3]
     assert [reply.operation for reply in replies] == [Operation.NONE] * 2 + [Operation.FULL]
-    assert core.live_workers() == (1, 2, 3)
+    assert core.rounds.live() == (1, 2, 3)
 
 
 def test_a_joiner_of_an_empty_group_goes_on_at_once():

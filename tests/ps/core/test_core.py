@@ -160,9 +160,7 @@ def test_a_push_from_before_its_group_changed_is_sent_again():
 def test_a_push_of_a_newer_epoch_waits_for_it():
     chosen = method("bsp", nb_workers=2)
     settings = CoreConfig(Budget(10), Schedule(0.1), 2)
-    core = PsCore(
-        settings, chosen, np.zeros(4, np.float32), KERNELS, FollowerMembership(2), chosen.sync
-    )
+    core = PsCore(settings, chosen, np.zeros(4, np.float32), KERNELS, FollowerMembership(2))
     core.handle(events.Join(1, 1, True, "a"), 0.0)
     core.handle(events.MembershipEpoch(1, (1,), True), 0.0)
     event = events.Push(1, 1, 1, 0, 0, 2, Update(None, np.ones(4, np.float32)), 1, 1, 1.0)
@@ -176,7 +174,7 @@ def follower(nb_workers):
     chosen = method("bsp", nb_workers=nb_workers)
     settings = CoreConfig(Budget(10), Schedule(0.1), nb_workers)
     theta, member = np.zeros(4, np.float32), FollowerMembership(nb_workers)
-    return PsCore(settings, chosen, theta, KERNELS, member, chosen.sync)
+    return PsCore(settings, chosen, theta, KERNELS, member)
 
 
 def test_a_follower_notifies_those_that_shard_0_has_lost_and_nobody_else():

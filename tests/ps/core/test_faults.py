@@ -72,7 +72,7 @@ def test_the_writer_thread_survives_and_puts_the_sender_out(name, cause):
     assert "Send Hello again" in refusal[0].message
     assert core.counters.rejected["fault"] == 1 and core.counters.workers[ROGUE].refused >= 1
     assert core.membership.state_of(ROGUE) == "left" and core.membership.epoch > epoch
-    assert core.live_workers() == (HONEST,)
+    assert core.rounds.live() == (HONEST,)
     before = core.version
     talk.push(HONEST)
     assert core.version == before + 1
@@ -116,7 +116,7 @@ def test_whoever_waits_is_answered_though_a_round_broke_off(where):
     break_at(core, None, where)
     answered = {reply.worker for reply in push(3, 1)}
     assert answered == {1, 2}
-    assert core.live_workers() == (1, 2)
+    assert core.rounds.live() == (1, 2)
     assert push(1, 2) == []
     assert {reply.worker for reply in push(2, 2)} == {1, 2}
 

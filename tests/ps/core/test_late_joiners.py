@@ -33,7 +33,7 @@ def test_an_answer_to_a_push_means_that_it_was_applied():
         run.now += 6.0
         for worker in (1, 2):
             run.feed(0, events.WorkerAlive(worker))
-    assert run.shards[0].live_workers() == (1, 2)  # the lease of worker 3 is over
+    assert run.shards[0].rounds.live() == (1, 2)  # the lease of worker 3 is over
     assert answered(run, first) == set()
     run.feed(0, events.Join(3, third.incarnation, True, "peer"))
     assert answered(run, third) == set()

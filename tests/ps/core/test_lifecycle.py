@@ -154,9 +154,7 @@ def test_a_restarted_shard_0_tells_nobody_before_its_start():
 def test_a_following_shard_does_not_end_the_run():
     chosen = method("asgd", nb_workers=1)
     settings = CoreConfig(Budget(2), Schedule(0.1), 1)
-    core = PsCore(
-        settings, chosen, np.zeros(4, np.float32), KERNELS, FollowerMembership(1), chosen.sync
-    )
+    core = PsCore(settings, chosen, np.zeros(4, np.float32), KERNELS, FollowerMembership(1))
     core.handle(events.Join(1, 1, True, "a"), 0.0)
     core.handle(events.MembershipEpoch(1, (1,), True), 0.0)
     for step in (1, 2, 3):

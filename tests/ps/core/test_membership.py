@@ -20,10 +20,7 @@ def following(name="bsp", lease=LEASE, **choices):
     """Return a following shard's core."""
     chosen = method(name, nb_workers=3, **choices)
     settings = core_of(chosen).config
-    rule = chosen.sync.without_bound()
-    return PsCore(
-        settings, chosen, np.zeros(4, np.float32), KERNELS, FollowerMembership(3, lease), rule
-    )
+    return PsCore(settings, chosen, np.zeros(4, np.float32), KERNELS, FollowerMembership(3, lease))
 
 
 def hello(core, worker, life, epoch=0, now=0.0):
@@ -141,7 +138,7 @@ def test_epochs_name_lives_and_travel():
     (told,) = of(events.NewEpoch, actions)
     assert told.epoch.incarnations == (1, 22, 33)
     assert told.epoch.joiners == (Joiners((1, 3), True),)  # a group of one worker has no joiners
-    assert decode_epoch(encode_epoch(told.epoch, core.groups)) == told.epoch
+    assert decode_epoch(encode_epoch(told.epoch, core.rounds.groups)) == told.epoch
 
 
 def test_lives_of_other_workers_than_there_are_are_malformed():

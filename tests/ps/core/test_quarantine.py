@@ -83,7 +83,7 @@ def test_a_group_goes_on_without_who_was_put_out():
     replies = of(events.Reply, push(core, 3, 1, 0, values=HUGE))
     assert {reply.worker for reply in replies} == {1, 2}
     assert core.version == 1
-    assert core.live_workers() == (1, 2)
+    assert core.rounds.live() == (1, 2)
 
 
 def test_following_shards_refuse_but_put_nobody_out():

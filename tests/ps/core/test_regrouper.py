@@ -23,7 +23,7 @@ def auto(nb_workers=4, warmup=20, interval=5.0, **choices):
 
 
 def groups_of(run):
-    return {format_groups(core.groups) for core in run.shards}
+    return {format_groups(core.rounds.groups) for core in run.shards}
 
 
 def formed(run):

@@ -61,7 +61,6 @@ class Run:
             np.zeros(4, np.float32),
             KERNELS,
             member(self.nb_workers, LEASE),
-            self.method.sync.without_bound() if shard else self.method.sync,
         )
 
     # -- messages under way ---------------------------------------------------------------
@@ -228,4 +227,4 @@ def test_nobody_waits_for_ever(nb_workers, faults, seed):
     go_on(run, dice, 400)
     more = [worker.num_rounds - then for worker, then in zip(run.workers, before, strict=True)]
     assert min(more) >= 3, more
-    assert run.cores[1].live_workers() == tuple(range(1, nb_workers + 1))
+    assert run.cores[1].rounds.live() == tuple(range(1, nb_workers + 1))

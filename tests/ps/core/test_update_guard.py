@@ -56,7 +56,7 @@ def test_a_group_does_not_wait_for_a_refused_push():
     replies = of(events.Reply, push(core, 2, 1, 0, values=[1.5] * 4))
     assert {reply.worker: reply.step for reply in replies} == {1: 1, 2: 1, 3: 0}
     np.testing.assert_allclose(core.model.theta, -0.1)  # the mean of the two that count
-    assert core.clocks() == {1: 1, 2: 1, 3: 1}
+    assert core.rounds.clocks() == {1: 1, 2: 1, 3: 1}
     assert core.samples == 2
 
 

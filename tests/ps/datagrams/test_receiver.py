@@ -94,7 +94,7 @@ def test_a_worker_that_joins_in_the_middle_of_a_round_keeps_its_session(port):
     port.turn()
     one.push(one.begin())  # the round has begun, two is awaited
     again = port.join(3, 3001)
-    assert port.core.joining_workers() == (3,)
+    assert port.core.rounds.joining() == (3,)
     two.push(two.begin())
     assert port.core.version == 1
     for each in (one, two, again):

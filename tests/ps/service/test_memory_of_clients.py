@@ -104,7 +104,7 @@ class Served:
         self.layout = chosen.place(SPEC, 1)[0]
         self.fingerprint, theta = chosen.fingerprint(), np.zeros(SPEC.num_parameters, np.float32)
         config = CoreConfig(Budget(10**6), Schedule(0.1), 2, spec=SPEC)
-        self.core = PsCore(config, chosen, theta, KERNELS, Coordinator(2, 1e9), chosen.sync)
+        self.core = PsCore(config, chosen, theta, KERNELS, Coordinator(2, 1e9))
         self.server = ShardServer(self.core, self.layout, 1.0, lambda version, state: None, 1e9)
         self.server.open_for(identity("run", 0, 1, 0, self.fingerprint, SPEC, []), "{}")
         self.port = self.server.listen("127.0.0.1", 0)

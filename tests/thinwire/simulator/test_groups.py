@@ -21,7 +21,7 @@ def test_speed_classes_become_groups_and_files_for_another_run(tmp_path, nb_ps):
         nb_ps=nb_ps,
     )
     assert simulation.end == "iter_max"
-    assert [shard.core.groups for shard in simulation.shards] == [CLASSES] * nb_ps
+    assert [shard.core.rounds.groups for shard in simulation.shards] == [CLASSES] * nb_ps
     rows = simulation.shards[0].core.counters.groups.summary()
     assert set(rows) == {"1", "2", "3", "4", "5", "6", "1,2", "3,4", "5,6"}
     assert parse_groups_file((tmp_path / "groups.txt").read_text(), "groups") == CLASSES

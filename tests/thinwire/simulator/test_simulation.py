@@ -110,7 +110,7 @@ def test_a_bound_lets_nobody_run_further_ahead():
     shard = simulation.shards[0]
 
     def keep(now):
-        clocks = shard.core.clocks().values()
+        clocks = shard.core.rounds.clocks().values()
         leads.append(max(clocks, default=0) - min(clocks, default=0))
 
     simulation.play(keep, lambda: False)

@@ -137,7 +137,7 @@ def test_a_late_worker_takes_over_model_and_momentum(shards):
     workers = [WorkerThread(n, shard, 7, on_round=wait_at_twenty) for n in (2, 3)]
     wait_until(lambda: shard.core.version >= 20)
     workers.append(WorkerThread(1, shard, 7))
-    wait_until(lambda: 1 in shard.core.joining_workers())
+    wait_until(lambda: 1 in shard.core.rounds.joining())
     gate.set()
     assert_same_bits(ended(workers), shard)
     assert 30 <= workers[2].rounds <= 40
@@ -157,7 +157,7 @@ def test_a_worker_that_comes_back_is_another_life(shards):
     second.end()
     wait_until(lambda: shard.core.version == 10)
     again = WorkerThread(2, shard)
-    wait_until(lambda: shard.core.joining_workers())
+    wait_until(lambda: shard.core.rounds.joining())
     gate.set()
     assert_same_bits(ended([first, again]), shard)
     assert again.rounds == 19

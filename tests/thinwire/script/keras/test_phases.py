@@ -379,7 +379,7 @@ def test_between_two_fits_no_worker_is_in_a_round(tmp_path):
 
     class Arrives(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            present.append(run.shards[0].core.live_workers())
+            present.append(run.shards[0].core.rounds.live())
 
     def story(settings):
         model = distribute(plain_model(), settings)
@@ -390,9 +390,9 @@ def test_between_two_fits_no_worker_is_in_a_round(tmp_path):
     with scripts(tmp_path, "bsp", 2) as run:
         first, second = run.each(story)
         deadline = time.monotonic() + 10
-        while run.shards[0].core.live_workers() and time.monotonic() < deadline:
+        while run.shards[0].core.rounds.live() and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert run.shards[0].core.live_workers() == ()
+        assert run.shards[0].core.rounds.live() == ()
     assert first == second and (1, 2) in present
 
 
