@@ -185,10 +185,9 @@ class JoinersOfShardZero(ShardAgreement):
         worker takes over the clock of a live member.
         """
         rounds = self._rounds
-        clocks = rounds.clocks()
         peer = next(iter(self.members(rounds.group_of(worker))), None)
-        own_clock = max(clocks.get(worker, 0), rounds.min_clock())
-        rounds.enter(worker, own_clock if peer is None else clocks[peer])
+        own_clock = max(rounds.clock(worker), rounds.min_clock())
+        rounds.enter(worker, own_clock if peer is None else rounds.clock(peer))
 
     def took(self, tokens: Sequence[ArrivalToken]) -> None:
         """Record the released steps; the workers have finished a round."""
@@ -327,8 +326,8 @@ class Announced(ShardAgreement):
     def admit_early(self, numbers: Sequence[int]) -> None:
         """Make all joining workers live."""
         rounds = self._rounds
-        for worker in tuple(rounds.joining()):
-            rounds.enter(worker, rounds.clocks().get(worker, 0))
+        for worker in rounds.joining():
+            rounds.enter(worker, rounds.clock(worker))
 
     def took(self, tokens: Sequence[ArrivalToken]) -> None:
         """Record the released steps."""

@@ -111,15 +111,19 @@ class Rounds:
 
     def clocks(self) -> dict[int, int]:
         """Return worker -> number of finished iterations. Workers that have left are included."""
-        return self._clocks
+        return dict(self._clocks)
 
-    def live(self) -> Sequence[int]:
+    def clock(self, worker: int) -> int:
+        """Return the number of iterations that a live or former worker has finished; else 0."""
+        return self._clocks.get(worker, 0)
+
+    def live(self) -> tuple[int, ...]:
         """Return the ids of workers that take part in the run's rounds, ascending."""
-        return self._live
+        return tuple(self._live)
 
-    def joining(self) -> Sequence[int]:
+    def joining(self) -> tuple[int, ...]:
         """Return ids of workers that become live at their group's next round, ascending."""
-        return self._joining
+        return tuple(self._joining)
 
     def present(self) -> tuple[int, ...]:
         """Return the ids of the live and the joining workers, ascending."""

@@ -180,7 +180,7 @@ def test_settings_that_are_none(settings_, words):
 def test_the_name_of_a_large_group_is_short_enough_for_a_summary():
     assert sync_groups.name_of((1, 2, 4)) == "1,2,4"
     assert Rounds(GroupSync((tuple(range(1, 501)),))).name_of(7) == "1,2,...,500"
-    assert DrawnSync(500, 0.1).start().name_of(7) == "1,2,...,500"
+    assert Rounds(DrawnSync(500, 0.1)).name_of(7) == "1,2,...,500"
 
 
 def test_a_group_that_nobody_measured_gets_the_share_of_the_slowest():

@@ -367,7 +367,7 @@ def test_a_shard_that_follows_lets_a_joiner_in_where_shard_0_has(has_break):
     rule.expect([Joiners((3,), True, (1, 2), (4, 4))])
     if has_break:
         rule = after_a_break(policy, rule)
-    assert advance(rule) == ([], []) and rule.joining() == [3]
+    assert advance(rule) == ([], []) and rule.joining() == (3,)
     rule.submit(ArrivalToken(2, 4), 0.0)
     released, free = advance(rule)
     assert released == [(1, 2)] and sorted(free) == [1, 2, 3]
@@ -379,7 +379,7 @@ def test_a_joiner_that_shard_0_has_not_let_in_waits_at_the_others():
     rule.join(2)
     rule.expect([Joiners((2,))])
     for each in (rule, after_a_break(policy, rule)):
-        assert advance(each) == ([], []) and each.live() == [1]
+        assert advance(each) == ([], []) and each.live() == (1,)
         each.expect([Joiners((2,), True)])
         assert advance(each)[1] == [2]
 
