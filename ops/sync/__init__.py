@@ -1,10 +1,12 @@
-"""Synchronization rules: when a shard applies workers' pushes, and which workers may proceed.
+"""Synchronization rules: when a shard applies workers' updates, and which workers may proceed.
 
-The module ``base`` has the interfaces: SyncRule, and SyncPolicy for the settings of a rule. The
-module ``rule`` has one rule that is BSP, ASP, SSP or GSP, depending on its groups and its bound.
-``drawn`` has a rule in which only some workers take part in a round. ``groups`` reads and writes
-groups of workers, and proposes groups from measured speeds. A synchronization rule orders tokens of
-pushes and never sees an update, so every shard, the Simulator and the tests use the same rules.
+The module ``base`` defines SyncRule, the interface of synchronization rules, and SyncPolicy, the
+settings of a rule. The module ``rule`` has one synchronization rule that acts as BSP, ASP, SSP or
+GSP, depending on its worker groups and its staleness bound. The module ``drawn`` has a
+synchronization rule in which only some workers, drawn at random, participate in a round. The module
+``groups`` reads and writes groups of workers, and proposes groups from measured worker speeds. A
+synchronization rule orders (worker, step) tokens of pushes and never sees gradient values, so every
+shard server, the Simulator and the tests use the same rules.
 """
 
 from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners, SyncPolicy, SyncRule

@@ -1,9 +1,11 @@
-"""Interface of a synchronization rule, which releases pushes and lets workers proceed.
+"""Interface of synchronization rules, which merge waiting pushes and let workers proceed.
 
-To release pushes means to merge them into one update of the weights. A rule orders arrivals. An
-arrival is a token (worker, step) of a push, so a rule never sees an update. One worker may have
-several waiting arrivals, as in a buffer of K pushes. A rule may act because time has passed, as in
-a quorum with a grace period. Every shard, the Simulator and the tests use the same rules.
+To release pushes means to merge the pushed gradients into one update of the weights. A
+synchronization rule decides in which order waiting pushes are applied. An arrival is the token
+(worker, step) of a received push, so a synchronization rule never sees gradient values. One worker
+may have several waiting pushes, as in a buffer of K pushes. A synchronization rule may act because
+time has passed, as in a quorum with a grace period. Every shard server, the Simulator and the tests
+use the same synchronization rules.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class ArrivalToken:
-    """One push that waits to be released. The caller that submits the token stores the update."""
+    """Token (worker, step) of one received push that is not merged into the weights yet.
+
+    The caller that submits an arrival token stores the update (gradient values) itself.
+    """
 
     worker: int
     step: int
@@ -30,16 +35,18 @@ class ArrivalToken:
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """The workers drawn for one round, in a rule where only some workers take part in a round.
+    """The workers drawn for one round, in a rule where only drawn workers participate in a round.
 
     Attributes:
-        number: Number of the draw. Every draw of the run has a larger number than earlier draws.
-        of_round: Number of the round, from 0. A round is drawn again if all its workers leave.
-        workers: Ids of the drawn workers, ascending.
-        steps: Step of each drawn worker's push that the round released, in the order of `workers`;
-            () if the round is not released yet.
-        after: Newest push step of each drawn worker that was released or withdrawn before the draw,
-            in the order of `workers`; 0 if the worker had no released or withdrawn push.
+        number: Number of the draw of workers. Every draw of the run has a larger number than
+            earlier draws.
+        of_round: Number of the synchronization round, from 0. Workers are drawn again for the round
+            if all its workers leave.
+        workers: Ids of the workers drawn for the round, ascending.
+        steps: Step of each drawn worker's push that the round merged into the weights, in the order
+            of `workers`; () if the round is not complete yet.
+        after: Newest push step of each drawn worker that was released (merged) or withdrawn before
+            the draw, in the order of `workers`; 0 if the worker had no released or withdrawn push.
     """
 
     number: int
@@ -51,19 +58,19 @@ class Draw:
 
 @dataclasses.dataclass(frozen=True)
 class Joiners:
-    """Workers that joined a group at shard 0 together and have not finished a round there yet.
+    """Workers that joined a group together at shard 0 and have not finished a round there yet.
 
-    The other shards let the joining workers into the same round as shard 0, even if pushes of that
-    round have already arrived at the other shards. If each shard let workers in when its current
-    round ends, the rounds of two shards could wait for each other.
+    The other shard servers let joining workers into the same round as shard 0, even if pushes of
+    that round have already arrived at the other shard servers. If each shard server let workers in
+    when its current round ends, the rounds of two shard servers could wait for each other.
 
     Attributes:
-        workers: Ids of the joining workers, ascending.
-        has_entered: True if the joining workers take part in the current round at shard 0, False
+        workers: Ids of the workers that are joining the group, ascending.
+        has_entered: True if the joining workers participate in the current round at shard 0, False
             if these workers still wait for a round.
-        members: Ids of the group's members that have finished a round, ascending.
-        after: Newest push step of each of `members` that shard 0 released or withdrew before the
-            round that the joining workers enter.
+        members: Ids of the group's workers that have finished a round, ascending.
+        after: Newest push step of each worker in `members` that shard 0 released (merged) or
+            withdrew before the round that the joining workers enter.
     """
 
     workers: tuple[int, ...]
@@ -74,14 +81,16 @@ class Joiners:
 
 @dataclasses.dataclass(frozen=True)
 class Advance:
-    """The result of one `SyncRule.advance`: released pushes, and workers that may proceed.
+    """Result of one `SyncRule.advance`: pushes to merge, and workers that may proceed.
 
     Attributes:
-        released: For each update to apply, the tokens of the pushes in it, by worker and step.
+        released: For each weight update to apply, the tokens of the pushes merged in it, ordered by
+            worker and step.
         proceeding: Ids of workers that may start their next iteration, including new workers.
-        has_drawn: True if shard 0 drew workers for a round; the other shards must use this draw.
-        has_entered: True if new workers take part in a round at shard 0. The other shards must
-            let these workers into the same round.
+        has_drawn: True if shard 0 drew workers for a round; the other shard servers must use this
+            draw.
+        has_entered: True if new workers participate in a round at shard 0. The other shard servers
+            must let these workers into the same round.
     """
 
     released: Sequence[tuple[ArrivalToken, ...]]
@@ -91,7 +100,7 @@ class Advance:
 
 
 class SyncRule(Protocol):
-    """A synchronization rule in use on one shard, with its state.
+    """A running synchronization rule of one shard server, with its state.
 
     Attributes:
         groups: Groups of workers that step together. Each worker id is in exactly one group.
@@ -101,7 +110,7 @@ class SyncRule(Protocol):
 
     @property
     def waits_for_start(self) -> bool:
-        """True if the run starts only when all workers have joined."""
+        """True if the training run starts only when all workers have joined."""
 
     def group_of(self, worker: int) -> int:
         """Return the number of the worker's group, an index into `groups`."""
@@ -113,61 +122,77 @@ class SyncRule(Protocol):
         """Return the live workers in the worker's current round, including the worker itself."""
 
     def draws(self) -> Sequence[Draw]:
-        """Return the latest draws, the newest last; () if all live workers take part in a round."""
+        """Return the latest draws of workers, newest last; () if rounds have all live workers."""
 
     def follow(self, draws: Sequence[Draw]) -> None:
-        """Replace the known draws by the draws of shard 0. Called on all shards but shard 0."""
+        """Replace the known draws of workers by the draws of shard 0.
+
+        `follow` is called on all shard servers but shard 0.
+        """
 
     def joiners(self) -> Sequence[Joiners]:
-        """Return the group members that have not finished a round yet. Called on shard 0."""
+        """Return the workers that have not finished a round of their group yet.
+
+        `joiners` is called only on shard 0.
+        """
 
     def expect(self, joiners: Sequence[Joiners]) -> None:
-        """Replace the expected new workers by shard 0's. Called on all shards but shard 0."""
+        """Replace the expected new workers by the new workers that shard 0 announces.
+
+        `expect` is called on all shard servers but shard 0.
+        """
 
     def join(self, worker: int) -> None:
-        """Add a worker, which becomes live at the next round boundary of its group.
+        """Add a worker, which becomes live (participates) at the next round boundary of its group.
 
-        On a shard that follows shard 0, the worker becomes live under two conditions. Shard 0 has
-        let the worker into a round, and this shard has released or withdrawn all pushes that shard
-        0 had released or withdrawn before that round.
+        On a shard server that follows shard 0, a joining worker becomes live (participates in
+        rounds) under two conditions. The conditions are: shard 0 has let the worker into a round,
+        and this shard server has released (merged) or withdrawn all pushes that shard 0 had
+        released or withdrawn before that round.
         """
 
     def leave(self, worker: int) -> None:
-        """Remove a worker and its waiting pushes. Rounds do not wait for a removed worker."""
+        """Remove a worker and its waiting pushes from the synchronization rule.
+
+        Synchronization rounds do not wait for a removed worker.
+        """
 
     def submit(self, arrival: ArrivalToken, now: float) -> None:
-        """Add a push of a live worker. A push that is added twice counts once."""
+        """Add a received push of a live worker. A push that is submitted twice counts once."""
 
     def withdraw(self, worker: int, step: int) -> None:
         """Remove all waiting pushes of a worker; do nothing if no push of the worker waits.
 
         Args:
             worker: Id of a live worker that does not wait for the result of its push any more.
-            step: Step of the newest push that is withdrawn, at least on this shard.
+            step: Step of the worker's newest push that is withdrawn, at least on this shard server.
         """
 
     def over(self) -> Mapping[int, int]:
-        """Return worker -> newest push step that was released or withdrawn on this shard.
+        """Return worker -> step of its newest push that was released (merged) or withdrawn here.
 
-        The result contains only the live workers of groups in which pushes wait to be released.
+        The result of `over` contains only the live workers of groups in which pushes wait to be
+        merged.
         """
 
     def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
-        """Release waiting pushes up to the steps in `over`, before their round is complete.
+        """Merge waiting pushes up to the steps in `over`, before their round is complete.
 
-        The rounds of two shards may be some pushes apart: one shard may have restarted from an
-        older state, or refused a push that the other shard accepted. Each shard may then wait for a
-        push of a worker that waits at the other shard.
+        The rounds of two shard servers may be some pushes apart: one shard server may have
+        restarted from an older state, or refused a push that the other one accepted. Without late
+        releases, each of two shard servers could wait for a push of a worker that waits at the
+        other shard server.
 
         Args:
-            over: Worker -> newest push step that another shard released or withdrew.
+            over: Worker -> step of its newest push that another shard server released (merged) or
+                withdrew.
 
         Returns:
             The tokens of the pushes of each update, in order of worker.
         """
 
     def advance(self, now: float) -> Advance:
-        """Release complete rounds, make joining workers live, and let workers proceed."""
+        """Merge the pushes of complete rounds, let joining workers in, and let workers proceed."""
 
     def next_deadline(self) -> float | None:
         """Return the time when `advance` is due even without a new push; None if never."""
@@ -182,56 +207,65 @@ class SyncRule(Protocol):
         """Continue with the same workers in new groups."""
 
     def is_live(self, worker: int) -> bool:
-        """Return True if the rule waits for the worker's pushes."""
+        """Return True if the synchronization rule waits for the worker's pushes."""
 
     def may_proceed(self, worker: int) -> bool:
         """Return True if a live worker may compute its next round."""
 
     def has_submitted(self, worker: int) -> bool:
-        """Return True if a push of the worker waits to be released."""
+        """Return True if a push of the worker waits to be merged into the weights."""
 
     def live(self) -> Sequence[int]:
-        """Return the ids of workers that take part in the run's rounds, ascending."""
+        """Return the ids of workers that participate in the run's rounds, ascending."""
 
     def joining(self) -> Sequence[int]:
-        """Return ids of workers that become live at their group's next round, ascending."""
+        """Return the ids of workers that join at their group's next round, ascending."""
 
     def waiting(self) -> set[int]:
         """Return the live workers that wait for a complete round or for permission to proceed."""
 
     def clocks(self) -> dict[int, int]:
-        """Return worker -> number of finished iterations. Workers that have left are included."""
+        """Return worker -> number of finished iterations.
+
+        The numbers of finished iterations include workers that have left.
+        """
 
     def state_dict(self, soft: bool) -> State:
-        """Return the rule's state.
+        """Return the state of the synchronization rule.
 
         Args:
-            soft: True for the complete state, which only an uninterrupted run of the shard can use.
-                False for the part that stays valid after a restart, as plain data.
+            soft: True for the complete state, which only an uninterrupted run of the shard server
+                can use. False for the part that stays valid after a restart, as plain data.
         """
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore a state from `state_dict`. Load the state with soft=True after soft=False."""
+        """Restore a state of the synchronization rule from `state_dict`.
+
+        Load the state made with soft=True after the state made with soft=False.
+        """
 
 
 class WorkerSets:
-    """Base of rules: the workers of one shard, and their arrivals that are not released."""
+    """Base class of synchronization rules: one shard server's workers and waiting pushes."""
 
     def __init__(self) -> None:
         """Start without workers."""
-        self._live: list[int] = []  # ids of live workers, ascending
-        self._joining: list[int] = []  # workers that enter at a round boundary, ascending
-        # Live worker -> its arrivals that are not released, oldest first; never an empty list.
+        self._live: list[int] = []  # ids of live workers (workers for which rounds wait), ascending
+        # ids of workers that join at the next round boundary, ascending
+        self._joining: list[int] = []
+        # Live worker -> its received pushes that are not merged yet, oldest first; never an empty
+        # list.
         self._submitted: dict[int, list[ArrivalToken]] = {}
-        self._clocks: dict[int, int] = {}  # finished iterations; stays when a worker leaves
-        self._void: dict[int, int] = {}  # worker, live or not -> newest step withdrawn
+        # worker -> number of finished iterations; stays when a worker leaves
+        self._clocks: dict[int, int] = {}
+        self._void: dict[int, int] = {}  # worker, live or not -> step of its newest withdrawn push
 
     def live(self) -> Sequence[int]:
-        """Return the ids of live workers, ascending."""
+        """Return the ids of live workers (workers for which rounds wait), ascending."""
         return self._live
 
     def joining(self) -> Sequence[int]:
-        """Return the workers that enter at their group's next round boundary, ascending."""
+        """Return the workers that join at their group's next round boundary, ascending."""
         return self._joining
 
     def clocks(self) -> dict[int, int]:
@@ -239,19 +273,19 @@ class WorkerSets:
         return self._clocks
 
     def is_live(self, worker: int) -> bool:
-        """Return True if the rule waits for the worker's pushes."""
+        """Return True if the synchronization rule waits for the worker's pushes."""
         return contains(self._live, worker)
 
     def has_submitted(self, worker: int) -> bool:
-        """Return True if an arrival of the worker waits to be released."""
+        """Return True if a received push of the worker waits to be merged into the weights."""
         return worker in self._submitted
 
     def next_deadline(self) -> float | None:
-        """Return None: the rule does not depend on time."""
+        """Return None, because the synchronization rule does not depend on time."""
         return None
 
     def _load_workers(self, state: State) -> None:
-        """Restore live and joining workers, and their arrivals, from a soft state."""
+        """Restore live and joining workers, and their waiting pushes, from a soft state."""
         self._live, self._joining = list(state["live"]), list(state["joining"])
         self._submitted = {
             worker: [ArrivalToken(worker, step) for step in steps]
@@ -266,11 +300,14 @@ def contains(ascending: Sequence[int], value: int) -> bool:
 
 
 class SyncPolicy(Policy, Protocol):
-    """The settings of a synchronization rule, as stored in a Method. A frozen dataclass."""
+    """Settings of a synchronization rule, as stored in a Method (training method of a run).
+
+    A frozen dataclass.
+    """
 
     @property
     def groups(self) -> Groups:
-        """Groups of workers that step together when the run starts; each id is in one group."""
+        """Groups of workers that step together when the run starts; each worker is in one group."""
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -278,26 +315,27 @@ class SyncPolicy(Policy, Protocol):
 
     @property
     def bound(self) -> int | None:
-        """How many iterations a worker may be ahead of the slowest worker; None for no limit."""
+        """Number of iterations a worker may be ahead of the slowest worker; None for no limit."""
 
     @property
     def auto(self) -> AutoGroups | None:
-        """Settings for forming groups from measured speeds; None if groups do not change."""
+        """Settings for forming worker groups from measured speeds; None if groups do not change."""
 
     @property
     def takes_all(self) -> bool:
-        """True if every live worker takes part in each round of its group."""
+        """True if every live worker participates in each round of its group."""
 
     @property
     def waits_for_start(self) -> bool:
-        """True if the run starts only when all workers have joined."""
+        """True if the training run starts only when all workers have joined."""
 
     def start(self, generation: int = 0) -> SyncRule:
         """Return the synchronization rule in its start state, without workers.
 
         Args:
-            generation: Generation of the shard, a number that grows with each restart of the shard.
+            generation: Generation of the shard server, a number that grows with each restart of the
+                server.
         """
 
     def without_bound(self) -> SyncPolicy:
-        """Return the settings for a shard that follows shard 0: only shard 0 holds workers back."""
+        """Return the settings for other shards than shard 0, without a staleness bound."""

@@ -1,4 +1,4 @@
-"""Partial participation: each round of training takes only some workers, drawn at random.
+"""Partial participation: only some workers, drawn at random, train in each round.
 
 Source: McMahan et al., AISTATS 2017, algorithm 1: a random set of max(C K, 1) clients per round.
 Differences: the workers of a round are the live workers with the lowest ranks. Each worker has a
@@ -18,20 +18,22 @@ from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners, WorkerS
 from thinwire.ops.sync.groups import AutoGroups, Groups, name_of
 from thinwire.ops.types import OWN, ConfigurationError, State
 
-#: Number of latest draws of workers that shard 0 sends together to the other shards.
+#: Number of latest draws of workers that shard 0 sends together to the other shard servers.
 _KEPT = 4
 #: Count of draw numbers reserved for one generation (one process) of shard 0. A restart voids the
-#: draws that shard 0 announced after its last snapshot. The next generation must not use the
-#: numbers of void draws again.
+#: draws of workers that shard 0 announced after its last snapshot. The next generation must not use
+#: the numbers of void draws again.
 _DRAWS_PER_GENERATION = 1 << 32
 
 
 def draw(seed: int, number: int, live: Sequence[int], fraction: float) -> tuple[int, ...]:
-    """Draw the workers of a training round. The result depends only on the arguments.
+    """Draw the workers that participate in a training round.
+
+    The drawn workers depend only on the arguments of `draw`.
 
     Args:
-        seed: Seed of the run.
-        number: Number of the round, from 0.
+        seed: Random seed of the run.
+        number: Number of the training round, from 0.
         live: Ids of the live workers to draw from, at least one.
         fraction: Fraction of the live workers to draw, rounded to the nearest number of workers; at
             least one worker is drawn.
@@ -89,16 +91,17 @@ def format_draw(workers: Sequence[int]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class DrawnSync:
-    """Settings of one synchronous group in which a few live workers are drawn for each round.
+    """Settings of a synchronous rule in which only some workers, drawn at random, train per round.
 
     Attributes:
-        nb_workers: Number of workers; ids are 1..nb_workers.
-        fraction: Fraction of the live workers that takes part in a round.
-        seed: Seed of the draws. Only shard 0 draws.
-        draws: Worker ids of the first rounds, one tuple per round; None if all rounds are drawn.
-            Only the process that starts the rule needs the ids: in other processes, `draws` may be
-            empty.
-        follows: True if this shard uses the draws of shard 0; False on shard 0.
+        nb_workers: Number of workers in the run; their ids are 1..nb_workers.
+        fraction: Fraction of the live workers that participates in a round.
+        seed: Random seed of the draws of workers. Only shard 0 draws workers.
+        draws: Worker ids of the first rounds, one tuple per round; None if the workers of all
+            rounds are drawn. Only the process that starts the rule needs the ids: in other
+            processes, `draws` may be empty.
+        follows: True if this shard server uses the draws of workers that shard 0 made; False on
+            shard 0.
     """
 
     bound: ClassVar[int | None] = None
@@ -111,7 +114,7 @@ class DrawnSync:
     follows: bool = dataclasses.field(default=False, metadata=OWN)
 
     def __post_init__(self) -> None:
-        """Reject a fraction, a number of workers or a seed that is out of range."""
+        """Raise an error if the fraction, number of workers or seed is out of range."""
         if not 0 < self.fraction <= 1:
             raise ConfigurationError(
                 f"--fraction={self.fraction:g}: expected a part of the live workers, above 0 and "
@@ -130,7 +133,7 @@ class DrawnSync:
 
     @property
     def waits_for_start(self) -> bool:
-        """True if the run starts only when all workers have joined."""
+        """True if the training run starts only when all workers have joined."""
         return self.nb_workers > 1
 
     @property
@@ -142,29 +145,31 @@ class DrawnSync:
         """Return the synchronization rule in its start state, without workers.
 
         Args:
-            generation: Generation of the shard, a number that grows with each restart of the shard.
+            generation: Generation of the shard server, a number that grows with each restart of the
+                server.
         """
         planned = self.draws if self.draws and not self.follows else ()
         return DrawnRounds(self, planned, generation)
 
     def without_bound(self) -> DrawnSync:
-        """Return the settings for a shard that follows shard 0: only shard 0 draws workers."""
+        """Return the settings for shards other than shard 0; only shard 0 draws workers."""
         return dataclasses.replace(self, follows=True)
 
 
 class DrawnRounds(WorkerSets):
-    """The rule in use (a `SyncRule`): rounds of drawn workers.
+    """Running `SyncRule` in which only drawn workers participate in a round.
 
-    A shard holds a worker that is not drawn. The shard replies to the worker's request when the
-    worker is drawn, with the weights at that time. A push of a worker that is not drawn (from
-    before a restart) waits until the worker is drawn.
+    A shard server does not reply to a worker that is not drawn for the round. The shard server
+    replies to the worker's request when the worker is drawn, with the weights at that time. A push
+    of a worker that is not drawn (from before a restart) waits until the worker is drawn.
 
-    Shard 0 draws workers as soon as the previous round is released. The other shards use the draws
-    of shard 0. On another shard, a draw may arrive before or after the pushes of its workers. For a
-    draw that is not the newest, a shard waits only for pushes that shard 0 has released. A shard
-    does not wait for pushes that it has released itself, or for workers that have withdrawn their
-    push. A push for a draw that a shard has missed becomes a separate update when its worker is
-    drawn next.
+    Shard 0 draws the workers of a round as soon as the previous round is merged into the weights.
+    The other shard servers use the workers that shard 0 drew. On another shard server, a draw of
+    workers may arrive before or after the pushes of the drawn workers. For a draw of workers that
+    is not the newest, a shard server waits only for pushes that shard 0 has released (merged). A
+    shard server does not wait for pushes that it has merged itself, or for workers that have
+    withdrawn their push. A push for a round that a shard server has missed becomes a separate
+    update when its worker is drawn next.
 
     Attributes:
         groups: One group of all workers.
@@ -173,39 +178,44 @@ class DrawnRounds(WorkerSets):
     def __init__(
         self, policy: DrawnSync, given: Sequence[tuple[int, ...]], generation: int
     ) -> None:
-        """Start the rule without workers.
+        """Start the synchronization rule without workers.
 
         Args:
             policy: Settings of the synchronization rule.
-            given: Worker ids of the first rounds, one tuple per round. These rounds are not drawn.
-            generation: Generation of the shard, a number that grows with each restart of the shard.
+            given: Worker ids of the first rounds, one tuple per round. The workers of these rounds
+                are not drawn at random.
+            generation: Generation of the shard server, a number that grows with each restart of the
+                server.
         """
         super().__init__()
         self.groups, self._policy, self._given = policy.groups, policy, given
-        self._steps: dict[int, int] = {}  # worker -> newest step that was released
-        self._num_rounds = 0  # number of released rounds
-        self._drawn: Draw | None = None  # draw of the current round; None between rounds
-        self._open: set[int] = set()  # workers of the current round that neither left nor withdrew
-        self._gave_up: set[int] = set()  # workers with a withdrawn push that sent no other push
-        # Number of the newest draw that was made or announced.
+        # worker -> step of its newest push that was merged into the weights
+        self._steps: dict[int, int] = {}
+        self._num_rounds = 0  # number of synchronization rounds that were merged into the weights
+        self._drawn: Draw | None = None  # workers drawn for the current round; None between rounds
+        # workers of the current round that neither left nor withdrew their push
+        self._open: set[int] = set()
+        self._gave_up: set[int] = set()  # workers that withdrew a push and sent no other push
+        # Number of the newest draw of workers that was made or announced.
         self._newest = 0 if policy.follows else generation * _DRAWS_PER_GENERATION
-        self._announced: list[Draw] = []  # draws that shard 0 announced, the newest last
-        # On all shards but shard 0: draws from shard 0 for rounds that have not begun here yet.
+        self._announced: list[Draw] = []  # draws of workers that shard 0 announced, the newest last
+        # On all shard servers but shard 0: shard 0's draws of workers for rounds that have not
+        # begun on this server yet.
         self._awaited: list[Draw] = []
 
     # -- groups -----------------------------------------------------------------------------
 
     @property
     def waits_for_start(self) -> bool:
-        """True if the run starts only when all workers have joined."""
+        """True if the training run starts only when all workers have joined."""
         return self._policy.waits_for_start
 
     def group_of(self, worker: int) -> int:
-        """Return 0: all workers are in one group."""
+        """Return 0, because all workers are in one group."""
         return 0
 
     def name_of(self, worker: int) -> str:
-        """Return the name of the group in metrics."""
+        """Return the name of the group of all workers in metrics."""
         return name_of(self.groups[0])
 
     def fellows(self, worker: int) -> Sequence[int]:
@@ -227,13 +237,13 @@ class DrawnRounds(WorkerSets):
     # -- draws ------------------------------------------------------------------------------
 
     def draws(self) -> Sequence[Draw]:
-        """Return the latest draws, the newest last: the current draw and released draws."""
+        """Return the latest draws of workers, newest last: for the current and finished rounds."""
         return self._announced
 
     def follow(self, draws: Sequence[Draw]) -> None:
-        """Replace the draws that this shard knows by the draws that shard 0 sends.
+        """Replace the draws of workers that this shard server knows by the draws of shard 0.
 
-        A known draw that is missing in the draws of shard 0 is void.
+        A known draw of workers that is missing in the draws of shard 0 is void.
         """
         if not draws or not self._policy.follows:
             return
@@ -248,7 +258,7 @@ class DrawnRounds(WorkerSets):
             self._open &= self._to_wait_for(known) if known else set()
 
     def _to_wait_for(self, drawn: Draw) -> set[int]:
-        """Return the live workers with pushes for a draw that have arrived, or may still arrive."""
+        """Return the live drawn workers whose pushes have arrived, or may still arrive."""
         waited = {worker for worker in drawn.workers if contains(self._live, worker)}
         if drawn.number == self._newest:
             return waited
@@ -257,7 +267,7 @@ class DrawnRounds(WorkerSets):
         return {worker for worker in waited if self._steps.get(worker, 0) < released.get(worker, 0)}
 
     def _next_draw(self) -> Draw | None:
-        """Return the next round's draw; None if no worker is live or shard 0 has sent no draw."""
+        """Return the next round's draw; None without live workers or a draw of shard 0."""
         if self._policy.follows:
             return self._awaited.pop(0) if self._awaited else None
         if not self._live:
@@ -275,19 +285,25 @@ class DrawnRounds(WorkerSets):
     # -- workers ----------------------------------------------------------------------------
 
     def joiners(self) -> Sequence[Joiners]:
-        """Return (): the draws list the workers of each round."""
+        """Return (), because the draws list the workers of each round."""
         return ()
 
     def expect(self, joiners: Sequence[Joiners]) -> None:
-        """Do nothing: the draws list the workers of each round."""
+        """Do nothing, because the draws list the workers of each round."""
 
     def join(self, worker: int) -> None:
-        """Announce a worker. The worker is live from the next `advance` on, and may be drawn."""
+        """Announce a worker.
+
+        Add a worker, which is live from the next `advance` on and may be drawn.
+        """
         if not contains(self._live, worker) and not contains(self._joining, worker):
             bisect.insort(self._joining, worker)
 
     def leave(self, worker: int) -> None:
-        """Remove a worker and its waiting pushes. The current round continues without it."""
+        """Remove a worker and its waiting pushes from the synchronization rule.
+
+        The current round continues without the removed worker.
+        """
         self._submitted.pop(worker, None)
         self._open.discard(worker)
         self._gave_up.discard(worker)
@@ -308,7 +324,7 @@ class DrawnRounds(WorkerSets):
     # -- arrivals ---------------------------------------------------------------------------
 
     def submit(self, arrival: ArrivalToken, now: float) -> None:
-        """Add a push of a live worker. A push that is added twice counts once."""
+        """Add a received push of a live worker. A push that is submitted twice counts once."""
         self._gave_up.discard(arrival.worker)
         arrivals = self._submitted.setdefault(arrival.worker, [])
         if arrival not in arrivals:
@@ -317,9 +333,10 @@ class DrawnRounds(WorkerSets):
     def withdraw(self, worker: int, step: int) -> None:
         """Remove all waiting pushes of a worker.
 
-        On shard 0, the current round continues without the worker, because other shards may have
-        accepted the withdrawn push. On another shard, the newest round waits for a new push of the
-        worker only if the same round at shard 0 waits for this worker.
+        On shard 0, the current round continues without the worker that withdrew, because other
+        shard servers may have accepted the withdrawn push. On a shard server other than shard 0,
+        the newest round waits for a new push of the worker that withdrew only if the same round at
+        shard 0 waits for this worker.
         """
         self._submitted.pop(worker, None)
         self._gave_up.add(worker)
@@ -328,9 +345,9 @@ class DrawnRounds(WorkerSets):
             self._open.discard(worker)
 
     def advance(self, now: float) -> Advance:
-        """Release complete rounds, make joining workers live, and begin the next round.
+        """Merge the pushes of a complete round, let joining workers in, and begin the next round.
 
-        If all workers of a round have left, the round is drawn again from the live workers.
+        If all workers of a round have left, other live workers are drawn for the round.
         """
         for worker in self._joining:
             bisect.insort(self._live, worker)
@@ -355,17 +372,17 @@ class DrawnRounds(WorkerSets):
         return Advance(released, proceeding, has_drawn=self._newest != before)
 
     def over(self) -> Mapping[int, int]:
-        """Return {}: the draws list the push steps of each round."""
+        """Return {}, because the draws list the push steps of each round."""
         return {}
 
     def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
-        """Release nothing: draws name the steps of each round."""
+        """Release no late pushes, because draws name the push steps of each round."""
         return ()
 
     def _begin(self, drawn: Draw) -> None:
         if drawn.number == self._newest:
-            # Forget withdrawals from before this draw, because the worker may push for this draw.
-            # A withdrawn push for this draw stays withdrawn.
+            # Forget withdrawals from before this draw, because the worker may push for this draw. A
+            # withdrawn push for this draw stays withdrawn.
             after = zip(drawn.workers, drawn.after, strict=True)
             self._gave_up -= {worker for worker, step in after if self._void.get(worker, 0) <= step}
         self._open = self._to_wait_for(drawn)
@@ -373,7 +390,7 @@ class DrawnRounds(WorkerSets):
     def _late(self) -> list[int]:
         """Return workers of the round whose oldest waiting push is older than the draw.
 
-        Shard 0 had released or withdrawn that push before it drew the round's workers.
+        Shard 0 had merged or withdrawn such an old push before it drew the round's workers.
         """
         if self._drawn is None:
             return []
@@ -387,11 +404,11 @@ class DrawnRounds(WorkerSets):
         ]
 
     def _finish_round(self) -> tuple[ArrivalToken, ...]:
-        """Release the oldest waiting push of each worker of the round."""
+        """Merge the oldest waiting push of each worker of the round."""
         workers = tuple(sorted(self._open))
-        # `after` must not contain the steps that this round releases, so call `_past` before the
-        # release. With these steps in `after`, other shards would release the pushes of this round
-        # as late pushes, in a separate update.
+        # `after` must not contain the steps that this round releases (merges), so call `_past`
+        # before the release. With these steps in `after`, other shard servers would release the
+        # pushes of this round as late pushes, in a separate update.
         after = self._past(workers)
         taken = self._release(workers)
         self._open = set()
@@ -402,7 +419,7 @@ class DrawnRounds(WorkerSets):
         return taken
 
     def _past(self, workers: Sequence[int]) -> tuple[int, ...]:
-        """Return each worker's newest released or withdrawn step, in the order of `workers`."""
+        """Return each worker's newest merged or withdrawn push step, in the order of `workers`."""
         return tuple(
             max(self._steps.get(worker, 0), self._void.get(worker, 0)) for worker in workers
         )
@@ -482,7 +499,8 @@ def _of_plain(draws: Sequence[Sequence[Any]]) -> list[Draw]:
 
 
 def _without(drawn: Draw, worker: int) -> Draw:
-    if drawn.steps or worker not in drawn.workers:  # a released round does not change
+    # a round whose pushes are merged does not change any more
+    if drawn.steps or worker not in drawn.workers:
         return drawn
     pairs = [pair for pair in zip(drawn.workers, drawn.after, strict=True) if pair[0] != worker]
     workers, after = tuple(member for member, _ in pairs), tuple(step for _, step in pairs)

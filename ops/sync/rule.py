@@ -25,15 +25,15 @@ from thinwire.ops.types import ConfigurationError, State
 
 @dataclasses.dataclass(frozen=True)
 class GroupSync:
-    """Settings of BSP, ASP, SSP or GSP: groups that step together, and a bound on running ahead.
+    """Settings of BSP, ASP, SSP or GSP: worker groups that step together, and a staleness bound.
 
     Attributes:
-        groups: Groups of worker ids; each of 1..n is in exactly one group. One group of all workers
-            makes the rule BSP, groups of one worker make the rule ASP.
+        groups: Groups of worker ids; each worker of 1..n is in exactly one group. One group of all
+            workers makes the rule BSP, groups of one worker make the rule ASP.
         bound: Staleness bound. A worker that has finished c iterations may start the next iteration
             while ``c - min(c of live workers) <= bound``; None lets every worker proceed.
-        auto: Settings for forming groups from measured speeds after the warm-up, in which `groups`
-            is used. None if groups do not change.
+        auto: Settings for forming worker groups from measured speeds after the warm-up, in which
+            `groups` is used. None if groups do not change.
     """
 
     takes_all: ClassVar[bool] = True
@@ -42,7 +42,7 @@ class GroupSync:
     auto: AutoGroups | None = None
 
     def __post_init__(self) -> None:
-        """Reject groups that are not a partition of 1..n, and a negative bound."""
+        """Raise an error if the groups are not a partition of 1..n, or the bound is negative."""
         ids = sorted(worker for group in self.groups for worker in group)
         if any(not group for group in self.groups):
             raise ConfigurationError(
@@ -73,13 +73,13 @@ class GroupSync:
         return GroupRounds(self.groups, self.bound)
 
     def without_bound(self) -> GroupSync:
-        """Return the settings for a shard that follows shard 0: only shard 0 holds workers back."""
+        """Return the settings for other shards than shard 0, without a staleness bound."""
         return FollowingGroupSync(self.groups)
 
 
 @dataclasses.dataclass(frozen=True)
 class FollowingGroupSync(GroupSync):
-    """Settings for a shard that follows shard 0: workers join a round when they join at shard 0."""
+    """Settings for shards other than shard 0: workers join the same round as at shard 0."""
 
     def start(self, generation: int = 0) -> GroupRounds:
         """Return the synchronization rule in its start state, without workers."""
@@ -90,7 +90,7 @@ class FollowingGroupSync(GroupSync):
 class ClosedGroupSync(GroupSync):
     """Settings of one group of workers that exchange data during a round, not only at its end.
 
-    A joining worker becomes live when a round is released, never during a round.
+    A joining worker becomes live when a round is merged into the weights, never during a round.
     """
 
     def start(self, generation: int = 0) -> GroupRounds:
@@ -99,40 +99,48 @@ class ClosedGroupSync(GroupSync):
 
 
 class GroupRounds(WorkerSets):
-    """The rule in use (a `SyncRule`): states of workers, and counts by group and by clock.
+    """Running `SyncRule` of BSP, ASP, SSP or GSP, with counts of workers by group and by clock.
 
-    The clock of a worker is its number of finished iterations. The counts avoid a loop over all
-    workers for each push. A round takes the oldest waiting push of each member of a group.
+    The clock of a worker is its number of finished iterations. The counts of workers avoid a loop
+    over all workers for each push. A synchronization round merges the oldest waiting push of each
+    worker of a group.
 
     Attributes:
         groups: Current groups of worker ids.
-        bound: How many iterations a worker may be ahead of the slowest worker; None for no limit.
+        bound: Number of iterations a worker may be ahead of the slowest worker; None for no limit.
     """
 
     def __init__(self, groups: Groups, bound: int | None = None, closed: bool = False) -> None:
-        """Start the rule without workers.
+        """Start the synchronization rule without workers.
 
         Args:
-            groups: Groups of worker ids; each of 1..n is in exactly one group.
-            bound: How many iterations a worker may be ahead of the slowest worker; None for no
+            groups: Groups of worker ids; each worker of 1..n is in exactly one group.
+            bound: Number of iterations a worker may be ahead of the slowest worker; None for no
                 limit.
-            closed: True if a joining worker must not become live while a member is in a round.
+            closed: True if a joining worker must not become live while a worker of its group is in
+                a round.
         """
         super().__init__()
         self.bound, self._closed_to_joiners = bound, closed
         self._set_groups(groups)
-        self._held: list[int] = []  # live workers, new or after a round, that must wait
-        self._dirty: list[int] = []  # numbers of groups that `advance` must process, ascending
-        self._num_live: dict[int, int] = {}  # group -> number of live members
-        self._num_submitted: dict[int, int] = {}  # group -> number of members with a waiting push
-        self._levels: dict[int, int] = {}  # clock -> number of live workers with this clock
+        # live workers, new or after a round, that must wait before their next iteration
+        self._held: list[int] = []
+        # numbers of the worker groups that `advance` must process, ascending
+        self._dirty: list[int] = []
+        self._num_live: dict[int, int] = {}  # number of a group -> number of its live workers
+        # number of a group -> number of its workers with a waiting push
+        self._num_submitted: dict[int, int] = {}
+        # clock (number of finished iterations) -> number of live workers with this clock
+        self._levels: dict[int, int] = {}
         # The first `_num_blocked` workers of `_held` have clocks above `_blocked_above`, so that
         # `_let_proceed` skips these workers while `_blocked_above` is the limit.
         self._num_blocked = 0
         self._blocked_above = -1
-        self._paused = False  # True if no worker may proceed, because groups are about to change
-        self._over: dict[int, int] = {}  # live worker -> newest step released or withdrawn
-        self._entered: list[Joiners] = []  # live workers that have finished no round yet
+        # True if no worker may proceed, because the worker groups are about to change
+        self._paused = False
+        # live worker -> step of its newest push that was merged or withdrawn
+        self._over: dict[int, int] = {}
+        self._entered: list[Joiners] = []  # live workers that have not finished a round yet
 
     def _set_groups(self, groups: Groups) -> None:
         self.groups = groups
@@ -159,11 +167,11 @@ class GroupRounds(WorkerSets):
         return [member for member in self.groups[self._numbers[worker]] if self.is_live(member)]
 
     def draws(self) -> Sequence[Draw]:
-        """Return (): all live workers take part in each round."""
+        """Return (), because all live workers participate in each round."""
         return ()
 
     def follow(self, draws: Sequence[Draw]) -> None:
-        """Do nothing: all live workers take part in each round."""
+        """Do nothing, because all live workers participate in each round."""
 
     def pause(self) -> None:
         """Hold every worker that finishes a round until `regroup` is called."""
@@ -176,9 +184,10 @@ class GroupRounds(WorkerSets):
     def regroup(self, groups: Groups) -> None:
         """Continue with the same workers in new groups.
 
-        A push that waits for its round now waits for the round of its worker's new group. Members
-        of a group step together, so all members take over the lowest clock of the new group. A
-        worker that is computing is then no further ahead of the slowest worker than the bound.
+        A push that waits for its round now waits for the round of its worker's new group. Workers
+        of a group step together, so they all get the lowest clock (number of finished iterations)
+        of the new group. With the lowest clock, a worker that is computing is no further ahead of
+        the slowest worker than the staleness bound.
         """
         self._set_groups(groups)
         self._num_live, self._num_submitted, self._levels = {}, {}, {}
@@ -197,12 +206,12 @@ class GroupRounds(WorkerSets):
     # -- workers ----------------------------------------------------------------------------
 
     def joiners(self) -> Sequence[Joiners]:
-        """Return, by group, the workers that have not finished a round of their group yet."""
+        """Return the workers that have not finished a round of their group yet."""
         waiting = tuple(worker for worker in self._joining if self._has_fellows(worker))
         return [*self._entered, *([Joiners(waiting)] if waiting else [])]
 
     def _has_fellows(self, worker: int) -> bool:
-        """Return True if the worker's group has two or more members."""
+        """Return True if the worker's group has two or more workers."""
         return len(self.groups[self._numbers[worker]]) > 1
 
     def expect(self, joiners: Sequence[Joiners]) -> None:
@@ -215,7 +224,7 @@ class GroupRounds(WorkerSets):
             self._mark_dirty(worker)
 
     def leave(self, worker: int) -> None:
-        """Remove a worker, its arrivals and its clock's effect on other workers."""
+        """Remove a worker, its waiting pushes and its clock's effect on other workers."""
         if contains(self._live, worker):
             self._num_live[self._numbers[worker]] -= 1
             self._move_clock(self._clocks[worker], None)
@@ -239,7 +248,7 @@ class GroupRounds(WorkerSets):
     # -- arrivals ---------------------------------------------------------------------------
 
     def submit(self, arrival: ArrivalToken, now: float) -> None:
-        """Add a push of a live worker. A push that is added twice counts once."""
+        """Add a received push of a live worker. A push that is submitted twice counts once."""
         arrivals = self._submitted.setdefault(arrival.worker, [])
         if not arrivals:
             group = self._numbers[arrival.worker]
@@ -249,7 +258,10 @@ class GroupRounds(WorkerSets):
             bisect.insort(arrivals, arrival)
 
     def withdraw(self, worker: int, step: int) -> None:
-        """Remove all waiting pushes of a worker. Its round waits for the worker's next push."""
+        """Remove all waiting pushes of a worker.
+
+        The current round waits for the next push of the worker that withdrew.
+        """
         self._void[worker] = max(step, self._void.get(worker, 0))
         if self.is_live(worker):
             self._over[worker] = max(step, self._over.get(worker, 0))
@@ -257,7 +269,7 @@ class GroupRounds(WorkerSets):
             self._mark_dirty(worker)
 
     def advance(self, now: float) -> Advance:
-        """Release complete rounds, make joining workers live, and let workers proceed.
+        """Merge the pushes of complete rounds, let joining workers in, and let workers proceed.
 
         Returns:
             Released rounds, and workers that may proceed: a new worker may then pull the weights.
@@ -277,7 +289,7 @@ class GroupRounds(WorkerSets):
         return Advance(released, self._let_proceed(), has_entered=has_entered)
 
     def over(self) -> Mapping[int, int]:
-        """Return worker -> newest released or withdrawn step, in groups with waiting pushes."""
+        """Return worker -> newest merged or withdrawn push step, in groups with waiting pushes."""
         waits = {self._numbers[worker] for worker in self._submitted}
         members = [worker for worker in self._live if self._numbers[worker] in waits]
         steps = (
@@ -286,7 +298,7 @@ class GroupRounds(WorkerSets):
         return {worker: max(released, withdrawn) for worker, released, withdrawn in steps}
 
     def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
-        """Release waiting pushes up to the workers' steps in `over`, as one update per group."""
+        """Merge waiting pushes up to the workers' steps in `over`, in one update per group."""
         late: dict[int, list[int]] = {}
         for worker in sorted(self._submitted):
             if self._submitted[worker][0].step <= over.get(worker, 0):
@@ -295,7 +307,7 @@ class GroupRounds(WorkerSets):
         return [self._finish_round(workers) for workers in late.values()]
 
     def min_clock(self) -> int:
-        """Return the lowest clock of live workers; 0 if there are no live workers."""
+        """Return the lowest clock (finished iterations) of live workers; 0 without live workers."""
         return min(self._levels, default=0)
 
     def _drop_arrivals(self, worker: int) -> bool:
@@ -323,15 +335,15 @@ class GroupRounds(WorkerSets):
         return tuple(taken)
 
     def _in_round(self, number: int) -> bool:
-        """Return True if live members of the group compute in a round that is not finished."""
+        """Return True if live workers of the group compute in a round that is not finished."""
         return bool(self._num_live.get(number, 0)) and not self._held
 
     def _admit(self, number: int, at_boundary: bool) -> None:
-        """Make those joining workers of the group live that may take part in a round now.
+        """Make those joining workers of the group live that may participate in a round now.
 
         Args:
-            number: Number of the group, an index into `groups`.
-            at_boundary: True if no push of the group waits to be released.
+            number: Number of the worker group, an index into `groups`.
+            at_boundary: True if no push of the worker group waits to be merged.
         """
         if not at_boundary or (self._closed_to_joiners and self._in_round(number)):
             return
@@ -347,11 +359,14 @@ class GroupRounds(WorkerSets):
         return [worker for worker in self._joining if self._numbers[worker] == number]
 
     def _enter(self, worker: int) -> None:
-        """Make a joining worker live. The worker proceeds when the staleness bound allows it.
+        """Make a joining worker live, so that rounds wait for its pushes.
 
-        A returning worker must neither hold back other workers nor run ahead of other workers, so
-        its clock is at least the lowest clock. Members of a group step together, so a joining
-        worker takes over the clock of a live member.
+        The joining worker proceeds when the staleness bound allows it.
+
+        A returning worker must neither delay other workers nor run ahead of other workers, so its
+        clock (number of finished iterations) is at least the lowest clock. Workers of a group step
+        together, so a joining worker gets the clock (number of finished iterations) of a live
+        worker of its group.
         """
         number = self._numbers[worker]
         group = self.groups[number]
@@ -386,7 +401,7 @@ class GroupRounds(WorkerSets):
             bisect.insort(self._dirty, group)
 
     def _move_clock(self, old: int | None, new: int | None) -> None:
-        """Count a live worker at clock `new` instead of `old`; None: new or removed worker."""
+        """Count a live worker at clock `new`, not `old`; None: new or removed worker."""
         if new is not None:
             self._levels[new] = self._levels.get(new, 0) + 1
         if old is not None:
@@ -442,19 +457,21 @@ class GroupRounds(WorkerSets):
 
 
 class FollowingRounds(GroupRounds):
-    """The synchronization rule in use on a shard that follows shard 0.
+    """Running synchronization rule of a shard server other than shard 0.
 
-    The rounds of two shards may be one push apart: one shard releases the push of worker A alone,
-    and the other shard merges this push with the push of worker B, which joined in between. If a
-    worker joined this shard at the end of a round, the rounds could be two pushes apart. Each shard
-    would then wait for a push of a worker that waits at the other shard. So a worker joins the same
-    round on this shard as on shard 0, even in the middle of the round.
+    The rounds of two shard servers may be one push apart: one shard server merges the push of
+    worker A alone, and the other shard server merges this push with the push of worker B, which
+    joined in between. If a worker joined this shard server at the end of a round, the rounds of two
+    shard servers could be two pushes apart. Each of the two shard servers would then wait for a
+    push of a worker that waits at the other shard server. So a worker joins the same round on this
+    shard server as on shard 0, even in the middle of the round.
     """
 
     def __init__(self, groups: Groups) -> None:
-        """Start the rule without workers."""
+        """Start the synchronization rule without workers."""
         super().__init__(groups)
-        self._expected: Sequence[Joiners] = ()  # new workers that finished no round at shard 0 yet
+        # new workers that have not finished a round at shard 0 yet
+        self._expected: Sequence[Joiners] = ()
 
     def expect(self, joiners: Sequence[Joiners]) -> None:
         """Replace the expected joining workers by the joining workers of shard 0."""
@@ -463,7 +480,7 @@ class FollowingRounds(GroupRounds):
             self._mark_dirty(worker)
 
     def advance(self, now: float) -> Advance:
-        """Make joining workers live, then release complete rounds, which need their pushes."""
+        """Let joining workers in, then merge complete rounds, which include the joining workers."""
         for number in self._dirty:
             self._admit(number, at_boundary=False)
         return super().advance(now)
@@ -477,9 +494,9 @@ class FollowingRounds(GroupRounds):
     def _may_enter(self, worker: int) -> bool:
         """Return True if the worker may become live, because this shard has caught up with shard 0.
 
-        All pushes that shard 0 had released or withdrawn before the worker became live there must
-        be released or withdrawn on this shard, too. A worker that is not in `_expected` finished a
-        round at shard 0 before this shard started, and may become live.
+        All pushes that shard 0 had merged or withdrawn before the worker became live there must be
+        merged or withdrawn on this shard server, too. A worker that is not in `_expected` finished
+        a round at shard 0 before this shard server started, and may become live.
         """
         joiners = next((item for item in self._expected if worker in item.workers), None)
         if joiners is None:
@@ -488,10 +505,10 @@ class FollowingRounds(GroupRounds):
         return joiners.has_entered and all(self._is_over(member, step) for member, step in before)
 
     def _is_over(self, worker: int, step: int) -> bool:
-        """Return True if no push of the worker up to this step may still be released on this shard.
+        """Return True if no push of the worker up to this step may still be merged on this server.
 
-        A worker with no released push since this shard started has no push to wait for: the shard
-        refuses pushes from before its start.
+        A worker with no merged push since this shard server started has no push to wait for: the
+        shard server refuses pushes from before its start.
         """
         if not self.is_live(worker):
             return True
@@ -537,7 +554,7 @@ def _of_plain(joiners: Sequence[Sequence[Any]]) -> list[Joiners]:
 
 @dataclasses.dataclass(frozen=True)
 class SyncChoice:
-    """A value of --sync: the groups of workers that it forms, and the flags that it accepts."""
+    """A value of the flag --sync: the worker groups it forms, and the flags it accepts."""
 
     groups: Callable[[int], Groups]
     takes_groups: bool
@@ -545,7 +562,7 @@ class SyncChoice:
     needs_bound: bool = False
 
 
-#: Value of --sync (bsp, asp, ssp, gsp) -> how `make_rule` makes its GroupSync.
+#: Value of the flag --sync (bsp, asp, ssp, gsp) -> how `make_rule` makes its GroupSync.
 SYNC_RULES: dict[str, SyncChoice] = {
     "bsp": SyncChoice(one_group, takes_groups=False, takes_bound=False),
     "asp": SyncChoice(groups_of_one, takes_groups=False, takes_bound=False),
@@ -564,8 +581,8 @@ def make_rule(
     """Make the synchronization rule that --sync, --groups and --staleness_bound describe.
 
     Raises:
-        ConfigurationError: Groups or a bound are given for a --sync value that takes none, a
-            needed bound is missing, or the groups are not a partition of 1..nb_workers.
+        ConfigurationError: Groups or a staleness bound are given for a --sync value that accepts
+            none, a needed bound is missing, or the groups are not a partition of 1..nb_workers.
     """
     choice = SYNC_RULES[name]
     if (groups is not None or auto is not None) and not choice.takes_groups:
