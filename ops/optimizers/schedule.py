@@ -1,7 +1,7 @@
 """Learning rate schedules: the rate as a function of the consumed fraction of the run's budget.
 
-All training methods use the same schedules. The budget counts training examples, not updates, so
-that runs with different synchronization are comparable.
+All training methods use the same learning rate schedules. The budget of a run counts training
+examples, not updates, so that runs with different synchronization are comparable.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from thinwire.ops.types import ConfigurationError
 
-#: Name of a curve in --lr_schedule -> function that computes the factor (1..0) on the learning rate
-#: from the consumed fraction (0..1) of the budget after warm-up.
+#: Name of a curve in the flag --lr_schedule -> function that computes the factor (1..0) on the
+#: learning rate from the consumed fraction (0..1) of the budget after warm-up.
 CURVES: dict[str, Callable[[float], float]] = {
     "cosine": lambda share: (1 + math.cos(math.pi * share)) / 2,
     "linear": lambda share: 1 - share,
@@ -29,7 +29,8 @@ class Schedule:
 
     Attributes:
         learning_rate: Initial learning rate.
-        drops: Pairs (fraction of the budget at the drop, factor on the rate), fractions ascending.
+        drops: Pairs (fraction of the run's budget at the drop, factor on the learning rate),
+            fractions ascending.
 
     >>> Schedule(0.5, ((0.5, 0.25),)).rate(0.6)
     0.125
@@ -53,7 +54,7 @@ class Schedule:
 
     @property
     def text(self) -> str:
-        """The schedule as text for the run's fingerprint, without the learning rate."""
+        """Learning rate schedule as text for the run's fingerprint, without the initial rate."""
         return str(self.drops)
 
 
@@ -86,21 +87,21 @@ class RateCurve(Schedule):
 
     @property
     def goes_on_in_rounds(self) -> bool:
-        """Always True: the learning rate changes continuously with the consumed budget."""
+        """True: the learning rate changes continuously with the consumed budget."""
         return True
 
     @property
     def text(self) -> str:
-        """The schedule as text for the run's fingerprint, without the learning rate."""
+        """Learning rate schedule as text for the run's fingerprint, without the initial rate."""
         return f"{self.shape}:warmup={self.warmup:g},floor={self.floor:g}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The limits of a run, in applied updates and in training examples.
+    """The limits of a training run, in applied updates and in training examples.
 
     Attributes:
-        iter_max: Largest number of applied updates; None means no limit.
+        iter_max: Largest number of updates applied to the weights; None means no limit.
         examples: Number of training examples after which the run ends; None means no limit.
     """
 
@@ -108,11 +109,11 @@ class Budget:
     examples: int | None = None
 
     def fraction(self, updates: float, samples: int) -> float:
-        """Return the larger consumed fraction (0..1): of the updates, or of the examples.
+        """Return the larger consumed fraction (0..1) of the run's limits on updates and examples.
 
-        Without limits the fraction is 0. With `iter_max` alone, the budget in examples is iter_max
-        times the mean number of examples per update so far, so the consumed fraction of examples
-        equals the consumed fraction of updates.
+        Without limits on updates and examples, the consumed fraction is 0. With `iter_max` alone,
+        the budget in examples is iter_max times the mean number of examples per update so far, so
+        the consumed fraction of examples equals the consumed fraction of updates.
         """
         by_updates = updates / self.iter_max if self.iter_max else 0.0
         by_examples = samples / self.examples if self.examples else 0.0
@@ -138,8 +139,8 @@ class RateInRound:
     The worker estimates the run's consumed budget at each local step from its own progress.
 
     Attributes:
-        schedule: Schedule of the run.
-        budget: Budget of the run.
+        schedule: Learning rate schedule of the run.
+        budget: Budget of the run, in updates and examples.
         nb_workers: Number of workers that do local steps in parallel.
         longest_round: Number of local steps in a round; 0 if the number is unknown.
     """
@@ -153,8 +154,9 @@ class RateInRound:
         """Return the learning rate of this worker's next local step.
 
         Args:
-            version: Number of updates that the run had applied when the round began.
-            samples_of_run: Number of examples that all workers had consumed when the round began.
+            version: Number of updates that the run had applied when the round of local steps began.
+            samples_of_run: Number of examples that all workers had consumed when the round of local
+                steps began.
             steps: Number of local steps that this worker has done since the round began.
             samples: Number of examples that this worker has consumed since the round began.
         """
@@ -168,13 +170,13 @@ def parse_schedule(learning_rate: float, text: str, flag: str = "lr_schedule") -
     """Return the schedule of the learning rate, or of the outer rate, from the flags' values.
 
     Args:
-        learning_rate: Initial rate.
+        learning_rate: Initial learning rate (or outer rate).
         text: Value of the schedule flag: drops, for example ``"0.6:0.2,0.8:0.2"``; or a key of
             `CURVES` with parameters, for example ``"cosine:warmup=0.02"``.
         flag: Name of the schedule flag, for error messages.
 
     Raises:
-        ConfigurationError: The text is malformed, or a value is out of range.
+        ConfigurationError: The text of the schedule is malformed, or a value is out of range.
     """
     shape, _, parameters = text.partition(":")
     if shape.strip() not in CURVES:
@@ -203,8 +205,8 @@ def parse_drops(text: str, flag: str = "lr_schedule") -> tuple[tuple[float, floa
         flag: Name of the schedule flag, for error messages.
 
     Raises:
-        ConfigurationError: The text is not a list of pairs, the fractions do not ascend within
-            (0, 1), or a factor is not above 0 and finite.
+        ConfigurationError: The text is not a list of pairs, the fractions do not ascend within (0,
+            1), or a factor is not above 0 and finite.
     """
     try:
         drops = tuple(
