@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32, Int64
 
-# number of entries handled together: number of entries processed together: they and their
-# magnitudes stay in the processor's cache
+# number of entries processed together: they and their magnitudes stay in the processor's cache
 _PIECE = 1 << 17
 
 

@@ -29,37 +29,31 @@ EXACT_BELOW = 4096
 #: than TOO_FEW * k entries reach the threshold.
 TOO_MANY, TOO_FEW = 1.3, 0.8
 
-# entries per addition: number of entries per addition, whose three arrays fit in the second-level
-# cache
+# number of entries per addition, whose three arrays fit in the second-level cache
 _ACCUMULATE_PIECE = 1 << 16
 # fraction of selected entries above which bit peeling takes too many rounds
 _PEELED_FRACTION = 0.05
 # fraction of selected entries above which comparing with a threshold excludes too few entries
 _SCANNED_FRACTION = 0.2
-# selected entries expected in a sample: number of selected entries expected in a sample, whose rank
-# is then accurate to 7 %
+# number of selected entries expected in a sample, whose rank is then accurate to 7 %
 _SAMPLED_KEPT = 200
-# rank of the hint divided by k: rank of the hint (an expected magnitude) divided by k, so that
-# fewer than k entries seldom reach the hint
+# rank of the hint (an expected magnitude) divided by k, so that fewer than k entries seldom reach
+# the hint
 _HINTED = 1.4
 # number of magnitudes from which counting by size replaces partitioning all of them
 _COUNTED = 1 << 14
-# lower bits of a float that counting ignores: number of lower bits of a float that counting
-# ignores, so that counted sizes are 1/64 apart
+# number of lower bits of a float that counting ignores, so that counted sizes are 1/64 apart
 _COUNTED_BITS = 17
-# arrays with fewer entries are sorted together: number of entries below which arrays are sorted
-# together, which is cheaper than one call per array
+# number of entries below which arrays are sorted together, which is cheaper than one call per array
 _SMALL = 1024
 _TOGETHER = 3  # least number of small arrays to sort together; fewer arrays are faster one by one
 _MAGNITUDE = np.int32(0x7FFFFFFF)  # bit mask of a float32's magnitude (all bits except the sign)
 _FEW = 32  # number of magnitudes up to which a threshold cannot be extrapolated from them
 _SLOPE = 0.3  # assumed slope if it cannot be fitted: magnitudes fall with this power of their rank
 _SAFETY = 4.0  # number of standard deviations of the sampled rank by which a threshold is lowered
-# entries per comparison pass: number of entries per comparison pass, whose buffers fit in the
-# second-level cache
+# number of entries per comparison pass, whose buffers fit in the second-level cache
 _PIECE = 1 << 17
-# entries per gather, a multiple of _PIECE: number of entries per gather, a multiple of _PIECE,
-# which fit in the last-level cache
+# number of entries per gather, a multiple of _PIECE, which fit in the last-level cache
 _REGION = 1 << 21
 _WORD = 32  # number of bits per word from which the bit peeling takes one bit per round
 
@@ -148,8 +142,7 @@ def feedback_top_k(
             return indices, values, hint
     else:
         accumulate(residual, addend, factor)
-    # gradients have shrunk since the last step: gradients have shrunk since the last step, so fewer
-    # than k entries reach the hint
+    # gradients have shrunk since the last step, so fewer than k entries reach the hint
     if hint > 0:
         indices, values = _once_more(residual, np.abs(values), k)
     else:
@@ -346,7 +339,7 @@ def _sampled_threshold(
     """Estimate a magnitude that slightly more than k entries reach; 0 if a scan is not faster."""
     if not _is_worth_a_scan(x.size, k):
         return np.float32(0)
-    # odd: the stride is odd, because an even stride can hit one column of a matrix
+    # the stride is odd, because an even stride can hit one column of a matrix
     stride = max(1, k // _SAMPLED_KEPT) | 1
     sample = x[::stride]
     if addend is not None:
@@ -462,7 +455,7 @@ def _lowest_and_hint(magnitudes: Float32, k: int) -> tuple[np.float32, float]:
     smallest = int(sizes.min())
     sizes -= np.int32(smallest)
     counts = np.bincount(sizes)
-    # element i: element i of `reached` is the number of magnitudes with the i + 1 largest sizes
+    # element i of `reached` is the number of magnitudes with the i + 1 largest sizes
     reached = counts[::-1].cumsum()
     place = int(reached.searchsorted(k))
     same_size = magnitudes[sizes == counts.size - 1 - place]

@@ -412,7 +412,7 @@ def quantise_chunks(values: Any, edges: Int64, dtype: str) -> tuple[NDArray[np.u
 
     The sums of chunks are in double precision, in another order than in `few_bits.quantise_chunks`.
     """
-    # selected values: selected values are few, and on the host already
+    # selected values are few, and on the host already
     if not isinstance(values, DeviceArray):
         return few_bits.quantise_chunks(values, edges, dtype)
     if not values.size:

@@ -33,8 +33,7 @@ from thinwire.ops.kernels.tensorflow_scan import magnitudes_of
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
-# rounds of the binary search for a position: number of rounds of the binary search for a position:
-# enough for 2**31 entries
+# number of rounds of the binary search for a position: enough for 2**31 entries
 _HALVINGS = 31
 _SAMPLED_KEPT = 200  # number of selected entries expected in a sample
 _SAFETY = 4.0  # number of standard deviations of the sampled rank by which a threshold is lowered

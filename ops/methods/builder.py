@@ -33,10 +33,10 @@ from thinwire.ops.sync.rule import SYNC_RULES, make_rule
 from thinwire.ops.types import ConfigurationError, Kind, Policy, configured
 from thinwire.ops.weighting.registry import WEIGHTINGS
 
-#: Staleness bound of --sync=ssp, in steps, if neither a flag nor the method sets a bound.
+#: Staleness bound of --sync=ssp, in steps, if neither a flag nor the training method sets a bound.
 DEFAULT_SSP_BOUND = 3
-#: Learning rate of an adaptive Keras optimizer on the PS if neither a flag nor the method sets a
-#: rate.
+#: Learning rate of an adaptive Keras optimizer on the parameter server if neither a flag nor the
+#: training method sets a rate.
 _ADAPTIVE_RATE = 0.01
 
 
@@ -44,14 +44,14 @@ _ADAPTIVE_RATE = 0.01
 class Choices(CodecChoices, DgtChoices):
     """Values of the flags that describe a training method.
 
-    None means that the user has not given the flag: the method's value counts, or the policy's
-    default if the method has no value.
+    The value None of a setting means that the user has not given the flag: the method's value
+    counts, or the policy's default if the method has no value.
     """
 
     method: str
     nb_workers: int
     overrides: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    # Settings of the down codecs (codecs of the shards' replies) sparse and auto.
+    # Settings of the downlink codecs (codecs of the shard servers' replies) sparse and auto.
     down_ratio: float | None = None
     down_value_dtype: str = "float32"
     resync_every: int = 0
@@ -90,7 +90,8 @@ class Choices(CodecChoices, DgtChoices):
     prox_mu: float | None = None
     local_opt_state: str = "keep"
     local_lr: float | None = None
-    learning_rate: float = 0.02  # learning rate by which the method divides `local_lr`
+    # learning rate of the run, by which the method divides `local_lr` to get a factor
+    learning_rate: float = 0.02
     schedule_clock: str = "batches"
     bn_sync: bool = True
     placement: str = "hash"
@@ -98,18 +99,18 @@ class Choices(CodecChoices, DgtChoices):
     collective: str = THROUGH_PS
     overlap: bool = False
     aggregate: str = Mean.name
-    # Trimmed fraction of the aggregate trimmed_mean; None: not given.
+    # Trimmed fraction of the aggregate trimmed_mean; None: the flag is not given.
     trim_fraction: float | None = None
     dp_clip: float = 0.0
     dp_noise: float = 0.0
 
 
 def compose(choices: Choices) -> Method:
-    """Build a method from the flags' values, and check that its policies work together.
+    """Build a training method from the flags' values, and check that its policies work together.
 
     Raises:
-        ConfigurationError: A policy's name is unknown, a value is illegal, or two flags exclude
-            each other.
+        ConfigurationError: A policy's name is unknown, a flag's value is illegal, or two flags
+            exclude each other.
     """
     if choices.method not in METHODS:
         raise ConfigurationError(
@@ -162,7 +163,7 @@ def compose(choices: Choices) -> Method:
 def _refuse_idle(
     interface: str, registry: Mapping[str, type[Policy]], name: str, choices: Choices
 ) -> None:
-    """Reject settings that belong to a policy that the method does not use."""
+    """Raise an error if settings belong to a policy that the training method does not use."""
     defaults = {field.name: field.default for field in dataclasses.fields(Choices)}
     for other, policy in registry.items():
         prefix = other.replace("_", "") + "_"
@@ -177,7 +178,7 @@ def _refuse_idle(
 
 
 def _check_epochs(pacer: str, choices: Choices) -> None:
-    """Reject --local_epochs with --local_steps, or with a pacer that ignores --local_epochs."""
+    """Raise an error for --local_epochs with --local_steps, or with a pacer that ignores it."""
     if choices.local_epochs and choices.local_steps is not None:
         raise ConfigurationError(
             f"--local_epochs={choices.local_epochs} and --local_steps={choices.local_steps} were "
@@ -211,11 +212,11 @@ def _drawn_rule(name: str, choices: Choices) -> SyncPolicy:
 
 
 def _weighting(name: str, rule: SyncPolicy, counts_all_alike: bool, is_script: bool) -> str:
-    """Return the name of the updates' weighting if no flag sets a weighting.
+    """Return the name of the policy that weights updates if no flag sets a weighting.
 
-    A script's optimizer averages gradients over all examples, so updates of a round are weighted by
-    their examples. A robust aggregate and noise for privacy need equal weights: a worker must not
-    count more because it reports more examples.
+    A script's optimizer averages gradients over all examples, so the updates of a round are
+    weighted by their numbers of examples. A robust aggregate and noise for privacy need equal
+    weights: a worker must not count more because it reports more examples.
     """
     if counts_all_alike:
         return "none" if name == "samples" else name
@@ -247,10 +248,10 @@ def _aggregate(choices: Choices) -> Aggregate:
 
 
 def _local(choices: Choices) -> LocalStep:
-    """Return the optimizer of local steps; reject settings that this optimizer lacks.
+    """Return the optimizer of local steps; raise an error for settings that it does not have.
 
-    The optimizer gets --local_lr as a factor of --learning_rate, so that the schedule applies to
-    the local rate too.
+    The optimizer of local steps gets --local_lr as a factor of --learning_rate, so that the
+    schedule applies to the local rate too.
     """
     name = choices.local_optimizer or LocalUpdate.optimizer
     default_momentum = 0.9 if name == "momentum" else 0.0
@@ -282,10 +283,10 @@ def _local(choices: Choices) -> LocalStep:
 
 
 def _server(name: str, choices: Choices, kind: Kind) -> ServerUpdate:
-    """Return the optimizer with which the PS applies updates.
+    """Return the optimizer with which the parameter server applies updates.
 
-    If workers send changes of weights, some names mean an outer optimizer, which steps with the
-    mean change.
+    If workers send changes of weights, some values of --server_optimizer mean an outer optimizer,
+    which steps with the mean change.
     """
     if name == SCRIPT:
         return _awaited(choices)
@@ -307,8 +308,8 @@ def _server(name: str, choices: Choices, kind: Kind) -> ServerUpdate:
 def _with_usual_rates(name: str, choices: Choices, kind: Kind) -> Choices:
     """Fill in the momentum and learning rate of a Keras optimizer if no flag gives them.
 
-    An adaptive optimizer gets a small rate: it steps each entry by about the rate, for any size of
-    the change of weights.
+    An adaptive optimizer gets a small learning rate: it changes each weight by about the rate, for
+    any size of the update.
     """
     is_sgd = OPTIMIZERS[name] == "SGD"
     momentum, rate = choices.momentum, choices.global_lr
@@ -320,7 +321,7 @@ def _with_usual_rates(name: str, choices: Choices, kind: Kind) -> Choices:
 
 
 def _refuse_others(name: str, policy: type[ServerUpdate], choices: Choices) -> None:
-    """Reject settings that the chosen optimizer of the PS does not have."""
+    """Raise an error if the chosen optimizer of the PS does not have a given setting."""
     policies: dict[str, type[ServerUpdate]] = {"sgd": OptimizerUpdate, **OUTER_OPTIMIZERS}
     fields = {cls: {f.name for f in dataclasses.fields(cls)} for cls in policies.values()}
     for setting in sorted(set().union(*fields.values()) - fields[policy] - {"optimizer"}):
@@ -335,7 +336,7 @@ def _refuse_others(name: str, policy: type[ServerUpdate], choices: Choices) -> N
 
 
 def _awaited(choices: Choices) -> AwaitedUpdate:
-    """Return a placeholder for a script's optimizer; reject flags that this optimizer sets."""
+    """Return a placeholder for a script's optimizer; reject flags that it sets itself."""
     for flag, value in (("momentum", choices.momentum), ("weight_decay", choices.weight_decay)):
         if value:
             raise ConfigurationError(
@@ -348,12 +349,14 @@ def _awaited(choices: Choices) -> AwaitedUpdate:
 def adopt(method: Method, offer: Offer) -> Method:
     """Return the method with the optimizers of a script's offer, if the PS uses them.
 
-    Workers and PS place the model with the result: `adopt(method, offer).place(spec, num_shards)`.
-    Nodes compare the fingerprints of the original `method`, not of the result.
+    Workers and parameter server divide the model with the resulting method: `adopt(method,
+    offer).place(spec, num_shards)`. Nodes compare the fingerprints of the original `method`, not of
+    the method that `adopt` returns.
 
     Raises:
-        ConfigurationError: The offer names a class that is not on the allow-list, has no optimizer,
-            or has an optimizer that cannot step with the codec's updates.
+        ConfigurationError: The offer (a worker's description of its script) names a class that is
+            not on the allow-list, has no optimizer, or has an optimizer that cannot step with the
+            codec's updates.
     """
     if not method.server.awaits_offer:
         return method

@@ -1,7 +1,7 @@
-"""Checks of a method: `validate` checks that its policies fit, `check_shards` its shards.
+"""Checks of a training method: `validate` checks that policies fit, `check_shards` the shards.
 
-This module holds every check that concerns more than one policy. The class of a policy checks the
-policy's own values.
+The module `validation` holds every check that concerns more than one policy. The class of a policy
+checks the policy's own settings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from thinwire.ops.weighting.by_staleness import Unweighted
 from thinwire.ops.weighting.dc_asgd import DcAsgd
 from thinwire.ops.weighting.per_entry import PerEntry
 
-#: Interface -> name of the only policy that works if workers sum updates without a parameter
+#: Policy interface -> name of the only policy that works if workers sum updates without a parameter
 #: server.
 _ONLY = {
     "codec": Dense,
@@ -37,19 +37,20 @@ _ONLY = {
 
 def rule_for(rule: SyncPolicy, collective: str) -> SyncPolicy:
     """Return the synchronization rule; close its rounds to joiners if the collective needs it."""
-    # One group of workers, and all other settings have their defaults.
+    # The variable `plain` is True for one group of workers if all other synchronization settings
+    # have their defaults.
     plain = len(rule.groups) == 1 and rule == GroupSync(rule.groups)
     closes = plain and collective != THROUGH_PS
     return ClosedGroupSync(rule.groups) if closes else rule
 
 
 def validate(method: Method) -> list[str]:
-    """Reject a method that cannot work; return warnings about flags without effect.
+    """Raise an error if a method cannot work; return warnings about flags without effect.
 
     Raises:
         ConfigurationError: The codec cannot send the pacer's updates, the weighting cannot weigh
-            the updates, the synchronization rule cannot merge them, or the PS cannot step with the
-            updates.
+            the updates, the synchronization rule cannot merge them, or the parameter server cannot
+            step with the updates.
     """
     _check_kinds(method)
     _check_collective(method)
@@ -68,7 +69,7 @@ def validate(method: Method) -> list[str]:
 
 
 def _check_kinds(method: Method) -> None:
-    """Reject policies that need gradients if the workers push changes of weights."""
+    """Raise an error if workers push changes of weights and a policy needs gradients."""
     if method.codec.kind is Kind.DELTA and method.takes_local_steps:
         raise ConfigurationError(
             f"--codec={method.choices['codec']} computes a change of weights from every gradient, "
@@ -83,7 +84,7 @@ def _check_kinds(method: Method) -> None:
 
 
 def _check_collective(method: Method) -> None:
-    """Reject --collective with a policy that only a parameter server can carry out.
+    """Raise an error if --collective is given with a policy that needs a parameter server.
 
     Raises:
         ConfigurationError: The workers are not one synchronous group, or the updates are not plain
@@ -130,7 +131,7 @@ def _check_collective(method: Method) -> None:
 
 
 def _check_overlap(method: Method) -> None:
-    """Reject --overlap if a worker's next step must start from the shards' answer."""
+    """Raise an error for --overlap if a worker's next step needs the shard servers' reply."""
     obstacle = why_no_overlap(method)
     if method.overlap and obstacle is not None:
         raise ConfigurationError(
@@ -140,10 +141,10 @@ def _check_overlap(method: Method) -> None:
 
 
 def why_no_overlap(method: Method) -> str | None:
-    """Return the setting that excludes --overlap, as text; None if no setting does.
+    """Return the setting that excludes --overlap, as text; None if no setting excludes it.
 
-    A setting excludes --overlap if the worker needs the shards' answer to an exchange before the
-    next step.
+    A setting excludes --overlap if the worker needs the shard servers' reply to an exchange before
+    its next step.
     """
     if method.takes_local_steps:
         return f"--pacer={method.choices['pacer']}, whose local steps start from the answer"
@@ -160,7 +161,7 @@ def why_no_overlap(method: Method) -> str | None:
 
 
 def check_dense(method: Method) -> None:
-    """Reject a codec that sends parts of gradients if the optimizer needs dense gradients.
+    """Raise an error if a codec sends parts of gradients and the optimizer needs dense gradients.
 
     Raises:
         ConfigurationError: The optimizer needs dense gradients, and the codec sends only a part of
@@ -175,7 +176,7 @@ def check_dense(method: Method) -> None:
 
 
 def _check_server(method: Method) -> None:
-    """Reject an optimizer on the PS if the codec sends changes that the PS only adds."""
+    """Raise an error if the codec sends weight changes that the PS optimizer cannot apply."""
     if method.kind is Kind.GRADIENT:
         return
     if method.server.awaits_offer:
@@ -197,7 +198,7 @@ def _check_server(method: Method) -> None:
 
 
 def _check_local(method: Method) -> None:
-    """Reject flags for the optimizer of local steps if workers take no local steps."""
+    """Raise an error if flags for the optimizer of local steps are given without local steps."""
     defaults = describe(LocalUpdate())
     flags = [
         LOCAL_FLAGS[name]
@@ -213,7 +214,7 @@ def _check_local(method: Method) -> None:
 
 
 def _check_ahead(method: Method) -> None:
-    """Reject --error_ahead (start local steps at weights plus residual) without local steps."""
+    """Raise an error if --error_ahead (weights plus residual) is given without local steps."""
     if method.ahead and not method.takes_local_steps:
         raise ConfigurationError(
             f"--error_ahead={method.ahead:g}: a worker takes local steps only with --pacer=esync, "
@@ -223,7 +224,7 @@ def _check_ahead(method: Method) -> None:
 
 
 def _check_script_steps(method: Method) -> None:
-    """Reject steps of a script's own optimizer if workers do not send changes of weights."""
+    """Raise an error if a script's own optimizer steps and workers do not send weight changes."""
     if not method.steps_on_workers:
         return
     flag = f"--local_optimizer={method.local.optimizer}"
@@ -248,14 +249,14 @@ def _check_script_steps(method: Method) -> None:
 
 
 def refuse_local_epochs(method: Method, who: str) -> None:
-    """Reject --local_epochs in a training loop without epochs.
+    """Raise an error if --local_epochs is given in a training loop without epochs.
 
     Args:
         method: Training method of the run.
         who: Name of the training loop, for the error message.
 
     Raises:
-        ConfigurationError: The method's rounds end with epochs.
+        ConfigurationError: The rounds of the training method end with epochs.
     """
     if method.pacer.local_epochs:
         raise ConfigurationError(
@@ -265,14 +266,14 @@ def refuse_local_epochs(method: Method, who: str) -> None:
 
 
 def refuse_script_steps(method: Method, who: str) -> None:
-    """Reject steps of a script's optimizer in a run without a script.
+    """Raise an error if a script's optimizer must step in a run without a script.
 
     Args:
         method: Training method of the run.
         who: Name of the program that computes gradients, for the error message.
 
     Raises:
-        ConfigurationError: In this method a script's optimizer steps on the workers.
+        ConfigurationError: In this training method a script's optimizer steps on the workers.
     """
     if method.steps_on_workers:
         raise ConfigurationError(
@@ -354,7 +355,7 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
 
 
 def _check_aggregate(method: Method) -> list[str]:
-    """Return warnings about a robust aggregate (median or similar) that makes no difference.
+    """Return warnings about a robust aggregate (median or similar) that has no effect.
 
     Raises:
         ConfigurationError: Groups of workers are too small to outvote one worker, or updates are
@@ -388,7 +389,7 @@ def _check_aggregate(method: Method) -> list[str]:
 
 
 def _check_privacy(method: Method) -> None:
-    """Reject privacy flags unless updates are a round's changes and releases plain means.
+    """Raise an error for privacy flags unless plain means of weight changes are released.
 
     Raises:
         ConfigurationError: One worker's contribution to a mean could exceed the bound for which the
@@ -418,7 +419,7 @@ def _check_privacy(method: Method) -> None:
 
 
 def _check_noise(method: Method) -> None:
-    """Reject --dp_noise if one of n workers can move a released mean by more than clip / n.
+    """Raise an error for --dp_noise if one of n workers can move a mean by more than clip / n.
 
     Raises:
         ConfigurationError: One of n workers can move a released mean by more than clip / n.
@@ -444,14 +445,14 @@ def _check_noise(method: Method) -> None:
 
 
 def check_guards(method: Method, guards: Guards) -> None:
-    """Reject guards (checks of updates) in which one worker's update affects another's.
+    """Raise an error for guards in which one worker's update affects another worker's update.
 
-    If one worker's update decides if another worker's is accepted, its influence exceeds the bound
-    for which the noise is sized.
+    If one worker's update decides whether another worker's update is accepted, its influence
+    exceeds the bound for which the noise is sized.
 
     Raises:
-        ConfigurationError: The method adds noise, and a guard compares updates of workers or
-            rejects updates that keep within the clip.
+        ConfigurationError: The training method adds noise, and a guard compares updates of workers
+            or rejects updates that keep within the clip.
     """
     if not method.privacy.adds_noise:
         return
@@ -477,7 +478,7 @@ def check_guards(method: Method, guards: Guards) -> None:
 
 
 def check_averages(method: Method, num_averaged: int) -> None:
-    """Reject --dp_noise if values other than weights are averaged, because they get no noise.
+    """Raise an error for --dp_noise if averaged values other than weights would get no noise.
 
     Args:
         method: Training method of the run.
@@ -496,11 +497,11 @@ def check_averages(method: Method, num_averaged: int) -> None:
 
 
 def check_shards(method: Method, nb_ps: int) -> None:
-    """Reject several shards if the workers sum and step among themselves.
+    """Raise an error if there are several shards and the workers sum and step among themselves.
 
     Raises:
-        ConfigurationError: In this method workers sum among themselves, and the run has several
-            shards.
+        ConfigurationError: In this training method workers sum among themselves, and the run has
+            several shard servers.
     """
     if method.collective != THROUGH_PS and nb_ps > 1:
         raise ConfigurationError(

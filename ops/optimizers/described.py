@@ -148,7 +148,7 @@ def _rate(optimizer: Any, name: str) -> Any:
 
     rate = optimizer._learning_rate
     if own_schedule(optimizer) is not None:
-        # a placeholder: 0.0 is a placeholder, because each push contains the learning rate
+        # 0.0 is a placeholder, because each push contains the learning rate
         return 0.0
     if not callable(rate) or isinstance(rate, keras.Variable):
         return float(rate)

@@ -214,7 +214,7 @@ class ScriptUpdate(GradientsOnly):
         """
         rate = self.described.config["learning_rate"]
         if isinstance(rate, int | float):
-            # a constant rate: the allow-list has checked that a constant learning rate is finite
+            # the allow-list has checked that a constant learning rate is finite
             return
         described, is_at_steps = allow_list.schedule_of(rate), self.offer.clock == "steps"
         (first,) = firsts

@@ -112,9 +112,9 @@ class Partition:
         self, choices: DgtChoices, shard: int, state: State, context: RouteContext, k: float
     ) -> None:
         self._choices, self._shard, self._context, self._k = choices, shard, context, k
-        # per slot: mean contribution of each gradient block, per variable slice
+        # mean contribution of each gradient block, per variable slice
         self._averages: list[Float32] = state["averages"]
-        # per slot: number of the tensor and start in the tensor, per variable slice
+        # number of the tensor and start in the tensor, per variable slice
         self._places: list[Int64] = state["places"]
         # residuals of the shard server; None if DGT keeps no residuals
         self._kept: State | None = state.get("kept")

@@ -45,7 +45,7 @@ class SealedBatch:
     channel: int
     size: int  # size of each datagram, in bytes
     count: int  # number of datagrams
-    # buffer of the datagrams: writable buffer of count * size bytes with the datagrams
+    # writable buffer of count * size bytes with the datagrams
     data: memoryview
 
     def sign(self, key: bytes) -> None:
@@ -289,8 +289,7 @@ class SlotFragments:
     A datagram has consecutive values of the array `source`.
     """
 
-    # contiguous values, in the dtype of the wire (UINT4: contiguous gradient values, in the dtype
-    # of the wire (UINT4: unpacked)
+    # contiguous gradient values, in the dtype of the wire (UINT4: unpacked)
     source: NDArray[Any]
     # position of each gradient value in the variable slice; None: dense gradient
     positions: Int64 | None
