@@ -1,9 +1,9 @@
 """W_global: registry of the model variables that are shared through the parameter server.
 
-User code fills the registry inside ``build_model()``. If the registry is empty, every trainable
-variable is shared. A variable's key is ``variable.path``, which is equal on every node that builds
-the same model. This module does not import TensorFlow. It reads the compat.v1 collection only if
-other code has loaded TensorFlow.
+User code adds variables to the registry W_global inside ``build_model()``. If the registry W_global
+is empty, every trainable variable is shared. A variable's key is ``variable.path``, which is equal
+on every node that builds the same model. The module `w_global` does not import TensorFlow.
+`w_global` reads TensorFlow's compat.v1 collection only if other code has loaded TensorFlow.
 
 Source: the collection W_global of AdaComp's published code. Differences: shared variables may have
 any shape; the original requires one-dimensional variables.
@@ -35,7 +35,8 @@ class SharedVariables:
         """Share one variable.
 
         Raises:
-            ConfigurationError: The variable is already shared, or the registry is frozen.
+            ConfigurationError: The variable is already shared, or the registry of shared variables
+                is frozen.
         """
         path = _path(variable)
         if self._frozen:
@@ -73,7 +74,8 @@ class SharedVariables:
         return len(self._variables)
 
 
-#: The registry of the model that user code builds now; ``from thinwire import W_global``.
+#: The registry of shared variables of the model that user code builds now; ``from thinwire import
+#: W_global``.
 W_global = SharedVariables()
 
 
@@ -89,12 +91,12 @@ def shared_variables(
             numbers.
 
     Returns:
-        The variables in W_global and in the ``tf.compat.v1`` collection of the same name. If
-        W_global and the collection are empty: the trainable variables in `stepped` (all if None),
-        followed by the other variables in `stepped`.
+        The variables in W_global and in the ``tf.compat.v1`` collection of the same name; if both
+        are empty, the trainable variables in `stepped` (all if None), followed by the other
+        variables in `stepped`.
 
     Raises:
-        ConfigurationError: There is nothing to share; or a variable is listed twice, does not
+        ConfigurationError: There is no variable to share; or a variable is listed twice, does not
             belong to the model, is not trainable, or is not float32.
     """
     trainable = list(model.trainable_variables)
@@ -124,8 +126,8 @@ def model_spec(variables: Iterable[keras.Variable], numbers_paths: bool = False)
         numbers_paths: True if a repeated path gets a number; False if a repeated path is an error.
 
     Raises:
-        ConfigurationError: There are no variables, two variables have the same path, or a variable
-            is not float32.
+        ConfigurationError: There are no shared variables, two variables have the same path, or a
+            variable is not float32.
     """
     tensors: dict[str, TensorSpec] = {}
     for variable in variables:

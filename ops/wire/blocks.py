@@ -1,10 +1,11 @@
 """Coding of blocks as bytes: positions near their entropy, values plain or partly deflated.
 
-A block holds entries of one slot (tensor or slice). An `IndexChooser` encodes blocks and remembers
-the smallest coding of each slot. Decoding is stateless and trusts no input: it checks lengths,
-ranges and order before it allocates memory for them, and raises `WireError` on any error. A block
-with only some ranges of its slot is coded as a uint32 (entries per range), then one bit per range,
-then the values of the present ranges.
+A block holds entries of one slot (tensor or variable slice). An `IndexChooser` encodes blocks and
+remembers the smallest coding of each slot (tensor or variable slice). The decoding of blocks is
+stateless and trusts no input: it checks lengths, ranges and order before it allocates memory for
+them, and raises `WireError` on any error. A block with only some ranges of its slot (tensor or
+variable slice) is coded as a uint32 (entries per range), then one bit per range, then the values of
+the present ranges.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def num_ranges(size: int, block_entries: int) -> int:
 
 
 def lengths(size: int, block_entries: int) -> Int64:
-    """Return the number of entries in each range of a slot, [n] int64; the last can be shorter."""
+    """Return the number of entries in each range of a slice, [n] int64; the last can be shorter."""
     result = np.full(num_ranges(size, block_entries), block_entries)
     if result.size:
         result[-1] = size - (result.size - 1) * block_entries
@@ -68,13 +69,14 @@ def decode(slot: int, values: CodedValues, head: memoryview, size: int) -> Range
     """Check and decode one ranged block (a block with only some ranges of its slot).
 
     Args:
-        slot: Number of the block's slot (tensor or slice).
+        slot: Number of the block's slot (tensor or variable slice).
         values: [k] coded values of the present ranges, in order.
-        head: Received header of the block, as `described` returns it.
-        size: Number of entries in the slot.
+        head: Received header of the ranged block, as `described` returns it.
+        size: Number of entries in the block's slot (tensor or variable slice).
 
     Raises:
-        WireError: The lengths of the header, the values and the slot do not match.
+        WireError: The lengths of the header, the values and the slot (tensor or variable slice) do
+            not match.
     """
     if len(head) < _HEADER.size:
         raise WireError(
@@ -111,27 +113,27 @@ __all__ = [
 _NUMPY_DTYPES = {"float32": "<f4", "bfloat16": "<u2", "float16": "<f2", "int8": "|i1"}
 _OF_FEW_BITS = frozenset({ValueCoding.CODES, ValueCoding.DEFLATED_CODES})
 _UINT32_RANGE = 1 << 32
-#: Smallest saving for which deflate searches for repeated gaps, as a fraction of the block's bytes:
-#: deflating with the search takes five times as long as without it.
+#: Smallest saving for which deflate searches for repeated gaps between positions, as a fraction of
+#: the block's bytes: deflating with the search takes five times as long as without it.
 _WORTH_A_SEARCH = 0.02
 
 
 class IndexCoding(enum.IntEnum):
     """How the positions of a block's values are coded; messages contain these numbers."""
 
-    DENSE = 0  # no positions: the block has all entries of its slot
-    BITMAP = 1  # one bit per entry of the slot, 1 at the positions
-    RICE = 2  # Golomb-Rice code of the gaps between positions
-    DEFLATED_GAPS = 3  # one deflated byte per gap between positions
-    UINT32 = 4  # four bytes per position
-    LOW_RANK = 6  # no positions: a header of two matrix factors
-    RANGES = 7  # a bitmap of the ranges that the block has
+    DENSE = 0  # a DENSE block sends no positions, because it has all entries of its slot
+    BITMAP = 1  # a BITMAP has one bit per entry of the slot, 1 at the positions of values
+    RICE = 2  # RICE is the Golomb-Rice code of the gaps between positions
+    DEFLATED_GAPS = 3  # DEFLATED_GAPS sends one deflated byte per gap between positions
+    UINT32 = 4  # UINT32 sends four bytes per position
+    LOW_RANK = 6  # a LOW_RANK block sends no positions, but a header of two matrix factors
+    RANGES = 7  # RANGES sends a bitmap of the ranges that the block has
 
 
 _CODINGS = frozenset(int(coding) for coding in IndexCoding)
-#: Codings of sparse blocks: the index bytes are the positions of the values.
+#: Codings of sparse blocks, whose index bytes are the positions of the values.
 _OF_POSITIONS = _CODINGS - {IndexCoding.DENSE, IndexCoding.LOW_RANK, IndexCoding.RANGES}
-#: Codings of blocks that may span several slots.
+#: Position codings of blocks that may span several slots (tensors or variable slices).
 _OF_SEVERAL = _OF_POSITIONS | {IndexCoding.DENSE}
 
 
@@ -139,22 +141,25 @@ _OF_SEVERAL = _OF_POSITIONS | {IndexCoding.DENSE}
 class WireBlock:
     """One block of a tensor, coded as bytes for a message."""
 
-    slot: int  # number of the block's first slot (tensor or slice)
+    slot: int  # number of the block's first slot (tensor or variable slice)
     count: int  # number of values in the block
     coding: IndexCoding
-    coding_parameter: int  # number of low bits for RICE, rank for LOW_RANK, 0 for other codings
+    # coding parameter: number of low bits for RICE, rank for LOW_RANK, 0 for other codings
+    coding_parameter: int
     index_bytes: bytes | memoryview
     value_dtype: str
     scale: float
-    value_bytes: bytes | memoryview  # plain values are a view of the block's array, unless LOW_RANK
+    # coded values; plain values are a view of the block's array, unless LOW_RANK
+    value_bytes: bytes | memoryview
     value_coding: ValueCoding = ValueCoding.PLAIN
     chunk: int = 0  # number of entries per chunk of few-bit values; 0 for other dtypes
     chunk_first: int = 0  # position of the block's first entry in that entry's chunk
-    slots: int = 1  # number of consecutive slots that the block spans, from `slot` on
+    # number of consecutive slots (tensors or variable slices) that the block spans, from `slot` on
+    slots: int = 1
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the block's positions and values in a message."""
+        """Number of bytes of the block's positions and values in a message."""
         return len(self.index_bytes) + len(self.value_bytes)
 
 
@@ -162,8 +167,8 @@ class IndexChooser:
     """Encodes blocks with the smallest coding of each slot, and regularly tries all codings again.
 
     Attributes:
-        interval: Number of blocks of one slot (tensor or slice) from one trial of all codings to
-            the next.
+        interval: Number of blocks of one slot (tensor or variable slice) from one trial of all
+            codings to the next.
         state: Plain ints for each slot, or for the slots that a block spans: ``"<slot>.coding"``
             (an IndexCoding), ``"<slot>.searches"`` (1: deflate searches for repeated gaps),
             ``"<slot>.values"`` (a ValueCoding) and ``"<slot>.blocks"`` (number of blocks since the
@@ -273,7 +278,8 @@ def _factors_as_bytes(block: LowRankBlock) -> WireBlock:
 def _smallest(indices: Int64, size: int, value_bytes: int) -> tuple[IndexCoding, bool]:
     """Return the smallest coding of positions, and whether deflate searches for repeated gaps.
 
-    The bytes of each coding are computed without coding, but the deflated bytes must be measured.
+    The number of bytes of each coding is computed without coding, but deflated bytes must be
+    measured.
     """
     searches = False
     sizes = {
@@ -324,22 +330,26 @@ def decode_block(
     """Check and decode one received block.
 
     Args:
-        slot: Number of the block's first slot (tensor or slice).
+        slot: Number of the block's first slot (tensor or variable slice).
         count: Number of values in the block.
-        coding: How the positions are coded, an IndexCoding.
-        coding_parameter: Number of low bits for RICE, rank for LOW_RANK, 0 for other codings.
-        index_bytes: Coded positions; with LOW_RANK or RANGES the header of the factors or ranges.
+        coding: How the positions of values are coded, an IndexCoding.
+        coding_parameter: Number of low bits for the coding RICE, rank for LOW_RANK, 0 for other
+            codings.
+        index_bytes: Coded positions of values; with LOW_RANK or RANGES the header of the factors or
+            ranges.
         value_dtype: Dtype of the values, one of thinwire.ops.types.VALUE_DTYPES and FEW_BITS.
-        scale: Factor of the values. 0 means that the sender set no factor: 1, but an error for
-            int8.
+        scale: Factor on the values. 0 means that the sender set no factor: it counts as 1, but is
+            an error for int8.
         value_bytes: Coded values, little-endian.
-        size: Number of entries in the slot, or in all slots that the block spans.
+        size: Number of entries in the block's slot (tensor or variable slice), or in all slots that
+            the block spans.
         value_coding: How the values are coded, a ValueCoding: EXPONENTS only with positions; CODES
             or DEFLATED_CODES with the dtypes of FEW_BITS and no other dtype.
         chunk: Number of entries per chunk with a dtype of FEW_BITS; 0 with other dtypes.
-        chunk_first: Position of the slot's first entry in that entry's chunk with a dtype of
+        chunk_first: Position of the block's first entry in that entry's chunk with a dtype of
             FEW_BITS; 0 with other dtypes.
-        slots: Number of slots that the block spans; above 1 only with positions or DENSE.
+        slots: Number of slots (tensors or variable slices) that the block spans; above 1 only with
+            positions or DENSE.
 
     Returns:
         The block. A LOW_RANK block is multiplied out to dense float32. Plain values are a view of
@@ -347,7 +357,8 @@ def decode_block(
         `thinwire.ops.kernels.numpy_ops.all_finite` does this.
 
     Raises:
-        WireError: The arguments contradict each other, or the bytes do not decode.
+        WireError: The arguments of `decode_block` contradict each other, or the bytes do not
+            decode.
     """
     if slots > 1 and (value_dtype in FEW_BITS or coding not in _OF_SEVERAL):
         raise WireError(f"index coding {coding} of {value_dtype} values cannot span {slots} slots")
@@ -397,7 +408,7 @@ def decode_block(
 def _check_few_bits(
     count: int, coding: int, value_dtype: str, value_coding: int, size: int
 ) -> None:
-    """Reject value codings and index codings that few-bit values cannot have."""
+    """Raise an error for value or index codings that few-bit values cannot have."""
     if value_coding not in _OF_FEW_BITS or coding not in _OF_SEVERAL:
         raise WireError(
             f"{value_dtype} values in value coding {value_coding}, index coding {coding}; "

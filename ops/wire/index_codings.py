@@ -1,9 +1,10 @@
 """Coding of ascending positions as bytes near their entropy, with one decoder per encoder.
 
-Bits are numbered from the lowest bit of each byte; zeros fill the last byte. A *gap* is the number
-of skipped positions: ``index[i] - index[i - 1] - 1``, with -1 before the first index. Encoders take
-positions [k] int64, k > 0, ascending, unique and below ``size``. Decoders accept hostile bytes:
-they raise WireError and allocate memory only in proportion to the received bytes.
+The bits of coded positions are numbered from the lowest bit of each byte; zeros fill the last byte.
+A *gap* is the number of skipped positions: ``index[i] - index[i - 1] - 1``, with -1 before the
+first index. The encoders of positions take an array [k] int64, k > 0, ascending, unique and below
+``size``. The decoders of positions accept hostile bytes: they raise WireError and allocate memory
+only in proportion to the received bytes.
 
 Source: Rice (1979) for coded gaps.
 """
@@ -20,18 +21,22 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Int64
 
-MAX_LOW_BITS = 24  # largest Rice parameter: a field shifted by up to 7 bits fits into four bytes
-DEFLATE_LEVEL = 6  # 4-21 % fewer bytes than level 1 for clustered positions; 0.4 ms per 12,000
-_ESCAPE = 255  # byte of a gap of 255 or more; gap - 255 follows after the bytes of all gaps
+# largest parameter of the Rice code: a field shifted by up to 7 bits fits into four bytes
+MAX_LOW_BITS = 24
+# deflate level 6 takes 4-21 % fewer bytes than level 1 for clustered positions, and 0.4 ms per
+# 12,000 positions
+DEFLATE_LEVEL = 6
+_ESCAPE = 255  # byte value for a gap of 255 or more; gap - 255 follows after the bytes of all gaps
 _ESCAPE_BYTES = 4
 _MANY = 4096  # count of numbers from which `_pack_octets` saves more time than its calls cost
-# Number of gaps deflated to estimate the bytes, and gaps per run of this sample: deflating all gaps
-# would take as long as coding a reply.
+# The first number is how many gaps are deflated to estimate the bytes, the second is how many
+# consecutive gaps of this sample are taken together: deflating all gaps would take as long as
+# coding a reply.
 _SAMPLED, _SAMPLE_RUN = 4096, 512
 
 
 class WireError(ValueError):
-    """Received bytes do not decode; the message names the found and the expected value."""
+    """Error: received bytes do not decode; the message names the found and the expected value."""
 
 
 def encode_bitmap(indices: Int64, size: int) -> bytes:
@@ -59,9 +64,9 @@ def encode_best_rice(indices: Int64) -> tuple[int, bytes]:
 
 
 def _encode_gaps(gaps: Int64, low_bits: int) -> bytes:
-    """Return the Golomb-Rice code: high parts of all gaps in unary, then all low parts.
+    """Return the Golomb-Rice code of gaps: high parts of all gaps in unary, then all low parts.
 
-    A number in unary is that many zeros, then a one.
+    A number in unary code is that many zeros, then a one.
     """
     return _unary(np.cumsum(gaps >> low_bits)) + _pack(gaps, low_bits)
 
@@ -78,7 +83,8 @@ def decode_rice(data: memoryview, count: int, size: int, low_bits: int) -> Int64
 def encode_deflated_gaps(indices: Int64, searches: bool = True) -> bytes:
     """Code positions as deflated bytes: one byte per gap, then the excess of gaps over 255.
 
-    The excess numbers are stored in four planes, the plane of their lowest bytes first.
+    The numbers of excess of gaps over 255 are stored in four planes, the plane of their lowest
+    bytes first.
 
     Args:
         indices: [k] int64, ascending positions to code.
@@ -103,7 +109,8 @@ def _deflate_gaps(gaps: Int64, searches: bool) -> bytes:
     excess = (gaps[heads == _ESCAPE] - _ESCAPE).astype("<u4")
     planes = excess.view(np.uint8).reshape(-1, _ESCAPE_BYTES).T
     if searches:
-        # With few different gaps, the search of level 6 takes 14 times as long as level 1.
+        # With few different gaps, the search of deflate level 6 takes 14 times as long as the
+        # search of level 1.
         crowded = gaps.sum() < 3 * gaps.size
         deflater = zlib.compressobj(1 if crowded else DEFLATE_LEVEL, wbits=-zlib.MAX_WBITS)
     else:
@@ -115,7 +122,7 @@ def decode_deflated_gaps(data: memoryview, count: int) -> Int64:
     """Return the positions [count] that `encode_deflated_gaps` coded."""
     inflater = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
     try:
-        # Accept one byte more than the largest legal length. This detects a longer stream, for
+        # One byte more than the largest legal length is accepted. This detects a longer stream, for
         # example a decompression bomb, without unpacking it.
         plain = inflater.decompress(data, count * (1 + _ESCAPE_BYTES) + 1)
     except zlib.error as error:
@@ -150,8 +157,9 @@ def decode_uint32(data: memoryview, count: int) -> Int64:
 def best_rice(indices: Int64) -> tuple[int, int]:
     """Return (number of low bits, number of bytes) of the shortest Rice code of positions.
 
-    For geometric gaps the best number of low bits is log2(mean * ln 2). Clustered positions have a
-    lower best number, so the search starts at this number and goes down while the bytes shrink.
+    For geometrically distributed gaps the best number of low bits is log2(mean * ln 2). Clustered
+    positions have a lower best number of low bits, so the search starts at log2(mean * ln 2) and
+    goes down while the bytes shrink.
     """
     return _best_rice(_gaps(indices), int(indices[-1]))
 
@@ -171,7 +179,8 @@ def _rice_bytes(gaps: Int64, low_bits: int) -> int:
 
 
 def _gaps(indices: Int64) -> Int64:
-    gaps = indices.copy()  # np.diff takes several times as long as a copy on short arrays
+    # a copy is used, because np.diff takes several times as long on short arrays
+    gaps = indices.copy()
     gaps[1:] -= indices[:-1]
     gaps[1:] -= 1
     return gaps
@@ -205,7 +214,7 @@ def _high_and_low(
 
 
 def _pack(numbers: Int64, low_bits: int) -> bytes:
-    """Pack the lowest `low_bits` bits of each number into consecutive fields."""
+    """Pack the lowest `low_bits` bits of each number into consecutive fields of bytes."""
     if not low_bits:
         return b""
     if low_bits <= 8 and numbers.size >= _MANY:
@@ -234,7 +243,8 @@ def _unpack(data: memoryview, count: int, low_bits: int) -> NDArray[Any]:
         return np.zeros(count, np.int64)
     padded = np.zeros(len(data) + 3, np.uint8)
     padded[: len(data)] = np.frombuffer(data, np.uint8)
-    words = np.ndarray((len(data),), "<u4", padded.data, strides=(1,))  # word i starts at byte i
+    # word i of `words` starts at byte i of the padded data
+    words = np.ndarray((len(data),), "<u4", padded.data, strides=(1,))
     starts = np.arange(count) * low_bits
     fields = words.take(starts >> 3) >> (starts & 7).astype(np.uint32)
     return (fields & np.uint32((1 << low_bits) - 1)).astype(np.int64)

@@ -20,15 +20,16 @@ def decode_factors(
 ) -> Block:
     """Return the product of a low-rank block's two factors as a dense float32 block.
 
-    The caller checks that the factors have no more values than the slot has entries. This limits
-    the number of columns, and with it the allocated memory.
+    The caller checks that the factors have no more values than the slot (tensor or variable slice)
+    has entries. The check of the number of values limits the number of columns, and with it the
+    allocated memory.
 
     Args:
-        slot: Number of the block's slot (tensor or slice).
-        coded: Values of the left factor, then of the right factor.
-        rank: Number of columns of each factor.
+        slot: Number of the block's slot (tensor or variable slice).
+        coded: Coded values of the left factor, then of the right factor.
+        rank: Number of columns of each of the two factors.
         described: Received header of the factors, packed by `FACTORS`.
-        size: Number of entries in the slot.
+        size: Number of entries in the block's slot (tensor or variable slice).
 
     Raises:
         WireError: The header contradicts the number of values or of entries.
