@@ -65,8 +65,8 @@ class EncodeContext:
     touched: Mapping[int, TouchedRows] = dataclasses.field(default_factory=dict)
     # True: the codec may leave the values of a dense float32 block on the device (no host copy).
     leaves_dense: bool = False
-    # A codec wrapper sets `keep`, `factors` and `finite` for the codec inside the wrapper.
-    # fraction of gradient entries to send; None: the codec's compression rate
+    # Fraction of gradient entries to send; None: the codec's compression rate. A codec wrapper sets
+    # `keep`, `factors` and `finite` for the codec inside the wrapper.
     keep: float | None = None
     # one factor per gradient tensor, by which the codec multiplies it; None: all factors are 1
     factors: tuple[float, ...] | None = None

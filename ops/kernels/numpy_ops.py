@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32, Int64
 
-# Numbers of array entries that the functions process together, so that the memory they use stays in
+# Number of entries that the function `peak` reads twice; the second read is from the processor's
 # cache.
-# number of entries that `peak` reads twice; the second read is from the processor's cache
 _FINITE_PIECE = 1 << 18
 # number of entries of the scratch array in which `hits` counts together, for any model size
 _REGION = 1 << 19

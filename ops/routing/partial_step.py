@@ -297,8 +297,7 @@ class LateValues:
             )
             # The datagrams must not have common entries: `+=` with an index array reads all rows
             # before it writes a row, so the values of one of two overlapping datagrams would be
-            # lost.
-            # the caller checks that the sum of gradients is finite
+            # lost. The caller checks that the sum of gradients is finite.
             with np.errstate(over="ignore"):
                 windows[part.offsets] += values
         self.starts.append(part.offsets)
