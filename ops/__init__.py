@@ -2,7 +2,7 @@
 
 The modules of the package `thinwire.ops` compute on arrays and plain data. The modules of
 `thinwire.ops` use no sockets, threads, clocks or flags, so the workers, the servers, the Simulator
-and the tests run the same code. Each policy package of `thinwire.ops` defines its interface in
-`base.py` and lists its policies in `registry.py`. The package `thinwire.ops.methods` combines
-policies to training methods.
+(simulation of a run) and the tests run the same code. Each policy package of `thinwire.ops` defines
+its interface in `base.py` and lists its policies in `registry.py`. The package
+`thinwire.ops.methods` combines policies to training methods.
 """

@@ -1,6 +1,6 @@
 """All-reduce algorithms as data (lists of steps), and one engine that executes the steps.
 
-No IO, no clock.
+The module `collectives` does no input or output and reads no clock.
 
 An all-reduce algorithm returns a list of steps for each worker of the sum. A step of an all-reduce
 sends a range of buffer entries to a peer, or receives a range from a peer and either adds the
@@ -55,8 +55,8 @@ Algorithm = Callable[[int, int, int], list[Step]]
 def ring(member: int, num_members: int, size: int) -> list[Step]:
     """Return the steps of ring all-reduce: p parts of the buffer circulate, added, then copied.
 
-    In ring all-reduce the parts are added in p - 1 turns and copied in p - 1 turns. In ring
-    all-reduce each of p members sends 2 (p - 1) / p of the buffer.
+    In ring all-reduce the p parts of the buffer are added in p - 1 turns and copied in p - 1 turns.
+    In ring all-reduce each of p members sends 2 (p - 1) / p of the buffer.
     """
     after, before = (member + 1) % num_members, (member - 1) % num_members
     borders = [part * size // num_members for part in range(num_members + 1)]
@@ -100,9 +100,9 @@ def binary_blocks(member: int, num_members: int, size: int) -> list[Step]:
 
     For example, 6 members form blocks of 4 and 2. After halving, members of a smaller block hold
     larger ranges of the buffer than members of a larger block. A member of a smaller block sends
-    the parts of its range to the members of the next larger block that hold the parts, and receives
-    the sums before the doubling. For any number p of members, a member of binary blocks sends
-    slightly more than 2 (p - 1) / p of the buffer.
+    the parts of its buffer range to the members of the next larger block that hold these parts, and
+    receives the sums before the doubling. For any number p of members, a member of binary blocks
+    sends slightly more than 2 (p - 1) / p of the buffer.
     """
     blocks = _blocks(num_members)
     block = max(number for number, (first, _) in enumerate(blocks) if first <= member)
@@ -144,7 +144,7 @@ REGISTRY: dict[str, Algorithm] = {
 
 @dataclasses.dataclass(frozen=True)
 class CollectivePart:
-    """Range of buffer entries that one member of an all-reduce sends to another member.
+    """Part: range of buffer entries that one member of an all-reduce sends to another member.
 
     Attributes:
         peer: Index of the sending or receiving peer among the members of the all-reduce.
@@ -161,7 +161,7 @@ class CollectivePart:
 class Reduction:
     """State of one member in one all-reduce.
 
-    A Reduction lists the parts to send, and merges received parts into the buffer.
+    A Reduction lists the buffer parts to send, and merges received parts into the buffer.
     """
 
     def __init__(self, steps: Sequence[Step], buffer: Float32) -> None:
@@ -170,7 +170,8 @@ class Reduction:
         Args:
             steps: All-reduce steps that an Algorithm returned for this member and this buffer's
                 size.
-            buffer: [n] float32 summand of this member. The sum replaces the summand in place.
+            buffer: [n] float32 summand of this member of the all-reduce. The sum replaces the
+                summand in place.
         """
         # A caller may send views of the buffer without copying them. The all-reduce steps overwrite
         # a sent range only with a sum that includes the sent entries, so the receiver has read the
@@ -181,7 +182,7 @@ class Reduction:
         self._received: collections.Counter[int] = collections.Counter()
 
     def outgoing(self) -> list[CollectivePart]:
-        """Return the parts that this member must send before it receives the next part."""
+        """Return the buffer parts that this member must send before it receives the next part."""
         parts = []
         while self._steps and isinstance(self._steps[0], SendPart):
             step = self._steps.popleft()
@@ -191,20 +192,20 @@ class Reduction:
 
     @property
     def awaited(self) -> CollectivePart | None:
-        """The part that this member must receive next, or None if the buffer holds the sum."""
+        """Buffer part that this member must receive next, or None if the buffer holds the sum."""
         if not self._steps:
             return None
         step = self._steps[0]
         return CollectivePart(step.peer, self._received[step.peer], step.entries)
 
     def take(self, values: Float32) -> None:
-        """Merge the received values of the awaited part into the buffer.
+        """Merge the received values of the awaited buffer part into the buffer.
 
         Args:
-            values: [stop - start] float32 entries of the awaited part.
+            values: [stop - start] float32 entries of the awaited buffer part.
 
         Raises:
-            ValueError: No part is awaited, or `values` has a wrong length.
+            ValueError: No buffer part is awaited, or `values` has a wrong length.
         """
         step = self._steps[0] if self._steps else None
         if not isinstance(step, ReceivePart):

@@ -1,8 +1,8 @@
 """Copy-on-write snapshots of arrays, read in pieces while the owner changes the arrays.
 
-The owner of an array calls its `Freezer` before each change. The `Freezer` then saves only the old
-values of entries that a reader of a snapshot has not read yet. So a reply or a checkpoint copies
-nothing while the weights do not change.
+The owner of an array calls `before_change` of its `Freezer` before each change. The `Freezer` then
+saves only the old values of entries that a reader of a snapshot has not read yet. So a reply or a
+checkpoint that uses snapshots copies nothing while the weights do not change.
 
 One thread owns an array, changes it and takes snapshots of it. Other threads may read the snapshots
 of an array. The snapshots of arrays need no lock, because owner and reader each follow an order of
@@ -31,7 +31,7 @@ class StoredCopy(Protocol):
         """Size of all stored values, in bytes."""
 
     def __getitem__(self, part: slice) -> NDArray[Any]:
-        """Return a copy of the stored values from `part.start` to `part.stop`."""
+        """Return a copy of the stored array values from `part.start` to `part.stop`."""
 
 
 #: Function that returns the current content of an array, as a copy or as a `FrozenArray`
@@ -164,7 +164,7 @@ class FrozenArray:
 
 
 class Freezer:
-    """Takes and serves the snapshots of one owner's arrays.
+    """Takes and serves copy-on-write snapshots of one owner's arrays.
 
     The owner of the arrays calls `before_change` before each change.
 

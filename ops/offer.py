@@ -181,7 +181,7 @@ class Offer:
         return [(f"{OFFER_PREFIX}{name}", json.dumps(document[name])) for name in sorted(document)]
 
     def schedule_starts(self) -> tuple[int, ...]:
-        """Return each optimizer's schedule count (batches or steps) at the start of the phase."""
+        """Return each optimizer's schedule count (batches or steps) at the model's start."""
         return self.first_batches or tuple(optimizer.iterations for optimizer in self.optimizers)
 
     def groups(self) -> list[tuple[int, ...]]:

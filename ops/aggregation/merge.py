@@ -22,11 +22,11 @@ _KEPT = buffers.PIECE_BYTES // 4
 def mean_update(updates: Sequence[Update], size: int) -> Update:
     """Return the mean of one or more updates, summed in the order of `updates`.
 
-    In the mean, an entry that a sparse update does not contain counts as zero. The mean of sparse
-    updates is sparse.
+    In the mean, an entry that a sparse update does not contain counts as zero. The mean of several
+    sparse updates is a sparse update.
 
     Args:
-        updates: Updates to merge, at least one.
+        updates: Workers' updates to merge, at least one.
         size: Number of weights of the shard server.
     """
     if len(updates) == 1:
@@ -72,7 +72,7 @@ def middle_update(updates: Sequence[Update], size: int, num_trimmed: int) -> Upd
     mean of sparse updates is sparse: it has all positions that at least one of the updates has.
 
     Args:
-        updates: Updates to merge, at least one.
+        updates: Workers' updates to merge, at least one.
         size: Number of weights of the shard server.
         num_trimmed: Number of smallest values, and of largest values, that are left out per weight;
             fewer than half of the updates. The largest possible number leaves the median.
@@ -114,8 +114,8 @@ def _sorted(rows: Sequence[Float32]) -> list[Float32]:
     """Return copies of the rows [k], with each column ascending from the first row to the last.
 
     The sorting method is odd-even transposition: each pass compares and exchanges whole neighboring
-    rows. The number of passes of the sorting method is the number of rows. The sorted array has one
-    row per update, so there are few rows, and odd-even transposition is many times faster than
+    rows. The number of passes of the sorting method is the number of rows. The array to sort has
+    one row per update, so there are few rows, and odd-even transposition is many times faster than
     sorting each column.
     """
     ordered, spare = [row.copy() for row in rows], np.empty_like(rows[0])

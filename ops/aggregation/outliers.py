@@ -147,7 +147,8 @@ def norm_of(values: Float32) -> float:
     """Return the L2 norm of [k] finite float32 values of an update.
 
     The sum of squares in the norm is float64 and has a fixed order, which does not depend on the
-    number of threads. A replay of the same updates therefore refuses the same updates again.
+    number of threads. Because the order of the sum is fixed, a replay of the same updates refuses
+    the same updates again.
     """
     import numpy as np
 

@@ -44,7 +44,7 @@ class TouchedRows:
     width: int
 
     def entries(self) -> Int64:
-        """Return the positions [r * width] of the touched rows' entries, in ascending order."""
+        """Return the positions [r * width] of the entries in the nonzero rows, ascending."""
         import numpy as np
 
         return (self.rows[:, None] * self.width + np.arange(self.width)).reshape(-1)
@@ -82,7 +82,7 @@ class Codec(Policy, Protocol):
 
     @property
     def value_dtype(self) -> str:
-        """Dtype of the packet's values on the wire, one of VALUE_DTYPES and FEW_BITS."""
+        """Dtype of the packet's values on the wire, for example float32, int8 or sign."""
 
     @property
     def sends_fraction(self) -> bool:
@@ -107,7 +107,7 @@ class Codec(Policy, Protocol):
         state: State,
         ctx: EncodeContext,
     ) -> tuple[Packet, State]:
-        """Add gradients to residuals, encode the sums, and subtract the decoded packet from these.
+        """Add gradients to residuals, encode the sums, and subtract the decoded packet.
 
         Args:
             residuals: Gradient values not sent in earlier steps: one [n] float32 array per tensor,

@@ -22,13 +22,14 @@ class ChunkedTopK(FusedSparsifier):
     A chunk is a range of consecutive entries of a flattened gradient tensor. The codec sends ceil(k
     m / chunk) entries of a tensor's last chunk, which has m entries. Among entries of equal
     magnitude the codec sends those with the lowest index, and it never sends zeros. With k equal to
-    the chunk's length, the codec sends every entry. Values quantized to few bits have one set of
-    scales per chunk.
+    the chunk's length, the codec sends every entry. In few-bit quantization the entries of a chunk
+    share the scales.
 
     Attributes:
         compression_rate: c, the fraction of gradient entries sent, above 0. If `chunk_k` is None, k
             = max(1, floor(c * chunk)).
-        value_dtype: Dtype of the sent values on the wire, one of VALUE_DTYPES and FEW_BITS.
+        value_dtype: Dtype of the sent gradient values on the wire, for example float32, int8 or
+            sign (VALUE_DTYPES, FEW_BITS).
         chunk: Number of gradient entries in a chunk, at least 1.
         chunk_k: k, the number of entries sent of each chunk, from 1 to `chunk`; None:
             `compression_rate` determines k.

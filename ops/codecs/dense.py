@@ -42,15 +42,15 @@ class Dense(StatelessCodec):
     """Codec that sends every gradient entry, or only the nonzero rows of a tensor with few of them.
 
     Attributes:
-        value_dtype: Dtype of the sent values on the wire, one of thinwire.ops.types.VALUE_DTYPES
-            and FEW_BITS.
+        value_dtype: Dtype of the sent gradient values on the wire, for example float32, int8 or
+            sign (VALUE_DTYPES and FEW_BITS in thinwire.ops.types).
     """
 
     value_dtype: str = "float32"
     kind: ClassVar[Kind] = Kind.GRADIENT
 
     def __post_init__(self) -> None:
-        """Raise an error if `value_dtype` is neither in VALUE_DTYPES nor in FEW_BITS."""
+        """Raise an error if `value_dtype` is unknown (neither in VALUE_DTYPES nor in FEW_BITS)."""
         check_value_dtype(self.value_dtype)
 
     def encode(
@@ -216,13 +216,13 @@ class RandomK(Sparsifier):
 
     RandomK can draw entries that are zero, and sends them. RandomK sends values unscaled, not
     multiplied by n / k. The gradient estimate of RandomK is therefore too small by the factor c
-    (the compression rate). But each sent entry has the same meaning as with TopK, so RandomK and
-    TopK differ only in the choice of positions.
+    (the compression rate). But each sent entry has the same meaning with RandomK as with TopK, so
+    the two codecs differ only in the choice of positions.
 
     Attributes:
         compression_rate: c, the fraction of gradient entries sent, above 0.
-        value_dtype: Dtype of the sent values on the wire, one of thinwire.ops.types.VALUE_DTYPES
-            and FEW_BITS.
+        value_dtype: Dtype of the sent gradient values on the wire, for example float32, int8 or
+            sign (VALUE_DTYPES and FEW_BITS in thinwire.ops.types).
     """
 
     def select(

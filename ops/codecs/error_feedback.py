@@ -1,7 +1,7 @@
 """Codec wrappers that store the values not sent: error feedback and momentum correction.
 
-A codec wrapper holds another codec or wrapper as `inner`. The state of a codec wrapper holds the
-state of `inner` and lists with one flat array per tensor, for example the residuals.
+A codec wrapper holds another codec or wrapper in its field `inner`. The state of a codec wrapper
+holds the state of `inner` and lists with one flat array per tensor, for example the residuals.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CodecWrapper(FeedsInTurn):
     """Base class of wrappers: a gradient codec around another codec.
 
     Attributes:
-        inner: The codec or wrapper inside this wrapper.
+        inner: The gradient codec or wrapper inside this wrapper.
     """
 
     inner: Codec
@@ -119,7 +119,7 @@ class ErrorFeedback(CodecWrapper):
     steps.
 
     Attributes:
-        inner: Codec that selects or rounds values.
+        inner: Gradient codec that selects or rounds values.
         carry: m, the fraction of a sent value that stays in the residual, from 0 to below 1. None
             counts as 0 until `with_momentum` sets the fraction.
         decay: b, the factor on the old residual in each step, from 0 to 1; 1: no decay.
@@ -151,7 +151,7 @@ class ErrorFeedback(CodecWrapper):
         return bool(self.carry)
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return the state before the first step: residuals of zeros, and the inner state."""
+        """Return the state before the first step: zero residuals, and the inner codec's state."""
         return super().init(spec, kernels) | {"residual": _zeros(spec, kernels)}
 
     def encode(
@@ -189,7 +189,7 @@ class ErrorFeedback(CodecWrapper):
         return residuals
 
     def with_momentum(self, momentum: float) -> CodecWrapper:
-        """Return the wrapper with an unset carry (None) replaced by `momentum`."""
+        """Return the wrapper with an unset `carry` (None) replaced by `momentum`."""
         filled = self if self.carry is not None else dataclasses.replace(self, carry=momentum)
         return CodecWrapper.with_momentum(filled, momentum)
 
@@ -239,7 +239,7 @@ class MomentumCorrection(CodecWrapper):
         return bool(self.momentum)
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return the state before the first step: velocities of zeros, and the inner state."""
+        """Return the state before the first step: zero velocities, and the inner codec's state."""
         return super().init(spec, kernels) | {"velocity": _zeros(spec, kernels)}
 
     def encode(

@@ -88,9 +88,11 @@ def code_values(
         indices: [k] int64, ascending positions of the values in the tensor; None: the values are
             all of the tensor's entries.
         size: Number of entries in the gradient tensor.
-        dtype: Dtype to code the values in, one of VALUE_DTYPES and FEW_BITS.
-        kernels: Kernels that do the array work.
-        chunk: Number of consecutive entries that share scales, used only with a dtype of FEW_BITS.
+        dtype: Dtype to code the values in, for example float32, int8 or sign (VALUE_DTYPES,
+            FEW_BITS).
+        kernels: Kernels (array functions) that do the array work.
+        chunk: Number of consecutive entries that share scales, used only with a few-bit dtype
+            (FEW_BITS).
     """
     if dtype not in FEW_BITS:
         return kernels.quantise(values, dtype)
@@ -105,7 +107,7 @@ def decoded(block: Block, kernels: Kernels | None = None) -> tuple[Int64 | slice
     """Return the positions of a block's entries in the tensor, and the values [k] float32.
 
     Args:
-        block: Block to decode, of any class.
+        block: Block (coded values of a tensor) to decode, of any class.
         kernels: Kernels that multiply the factors of a low-rank block, for example on the device;
             None: numpy's kernels.
     """

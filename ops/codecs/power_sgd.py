@@ -42,8 +42,8 @@ class PowerSgd(StatelessCodec):
     Attributes:
         powersgd_rank: r, the number of columns of the factors P and Q, at least 1; limited to the
             smaller side of each matrix.
-        value_dtype: Dtype of the entries of the factors P and Q on the wire, one of
-            thinwire.ops.types.VALUE_DTYPES.
+        value_dtype: Dtype of the entries of the factors P and Q on the wire, for example float32 or
+            int8 (VALUE_DTYPES in thinwire.ops.types).
 
     Source: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
     Distributed Optimization", NeurIPS 2019, algorithm 1. Differences: the paper averages M Q and

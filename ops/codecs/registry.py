@@ -52,10 +52,10 @@ class CodecEntry:
     """Description of how to build the gradient codec for one value of the flag --codec.
 
     Attributes:
-        base: Innermost codec class. Its fields are filled from the flags of the same names.
+        base: Innermost codec class, whose fields are filled from the flags of the same names.
         wrap: Function that adds the wrappers specific to this codec; None: the codec has no
             specific wrappers.
-        own: Names of the flags that the function `wrap` reads.
+        own: Names of the flags that the function `wrap` of this codec reads.
         warmup_epochs: Number of warm-up epochs of the codec if the flag --warmup_epochs is not set;
             0: no warm-up.
     """
@@ -132,10 +132,10 @@ CODECS: dict[str, CodecEntry] = {
 def build_codec(
     name: str, choices: CodecChoices, nb_workers: int = 1, leaves_momentum: bool = False
 ) -> Codec:
-    """Return the codec `name` with all wrappers that the flags in `choices` add.
+    """Return the gradient codec `name` with all wrappers that the flags in `choices` add.
 
     Args:
-        name: Codec name, a key of CODECS.
+        name: Name of the gradient codec, a key of CODECS.
         choices: Flags of gradient codecs, as the user set them.
         nb_workers: Number of workers in the run.
         leaves_momentum: True: a momentum that the user did not set stays None, and `with_momentum`

@@ -30,8 +30,8 @@ class TopK(FusedSparsifier):
 
     Attributes:
         compression_rate: c, the fraction of gradient entries sent, above 0.
-        value_dtype: Dtype of the sent values on the wire, one of thinwire.ops.types.VALUE_DTYPES
-            and FEW_BITS.
+        value_dtype: Dtype of the sent gradient values on the wire, for example float32, int8 or
+            sign (VALUE_DTYPES and FEW_BITS in thinwire.ops.types).
         selection: "exact": send the k largest entries. "carried": send the entries above the last
             step's threshold, which adapts so that about k entries (0.8 k to 1.3 k) are sent.
 

@@ -37,7 +37,7 @@ class Descend(CodecWrapper):
     changes not sent yet).
 
     Attributes:
-        inner: Codec that encodes the changes of weights.
+        inner: Gradient codec that encodes the changes of weights.
 
     Source: Dual-Way Gradient Sparsification, ICPP 2020 (its residual sums eta times gradients).
     """
@@ -66,7 +66,7 @@ class RateAtSend(CodecWrapper):
     learning rate to the packet's scales, so that no value is rounded twice.
 
     Attributes:
-        inner: Codec that encodes the gradients.
+        inner: Gradient codec that encodes the gradients.
 
     Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018.
     """

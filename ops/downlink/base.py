@@ -18,8 +18,8 @@ class DownCodec(Policy, Protocol):
     """Selects the weights or updates that a shard server sends in its replies to workers.
 
     A downlink codec is a frozen dataclass of hyper-parameters. The state of a downlink codec
-    belongs to the caller. A method of a downlink codec may change the state in place to save a
-    copy; only the returned state is valid then.
+    belongs to the caller. A method of a downlink codec may change the passed state in place to save
+    a copy; the caller must use only the returned state.
 
     Attributes:
         keeps_replicas: Whether replies depend on a replica (copy) of the worker's weights on the
@@ -56,13 +56,13 @@ class DownCodec(Policy, Protocol):
                 merges several pushes, or if replies cannot omit entries.
             relayed: Coded updates of the workers in this round; None if anything other than their
                 plain mean changed the weights, or if the downlink codec relays no updates.
-            before_change: Function to call with an array of the codec's state before the array
-                changes.
+            before_change: Function to call with an array of the downlink codec's state before the
+                array changes.
         """
         return state
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
-        """Return a key; requests with equal keys may share the arrays of one reply.
+        """Return a key of the request; requests with equal keys may share one reply's arrays.
 
         By default the sharing key is the base version of the worker's weights: the reply does not
         depend on the worker.

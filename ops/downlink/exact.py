@@ -76,7 +76,7 @@ def _changed_since(base: int, own: State | None, state: State) -> Int64:
     newer = [update for update in window if update["version"] > base]
     sets = [update["rest" if update["version"] == own_version else "indices"] for update in newer]
     joined = np.concatenate(sets)
-    # without kind="stable": numpy's vectorized sort is faster than a merge of sorted runs
+    # not kind="stable", because numpy's vectorized sort is faster than a merge of sorted ranges
     joined.sort()
     is_new = np.ones(joined.size, bool)
     np.not_equal(joined[1:], joined[:-1], out=is_new[1:])

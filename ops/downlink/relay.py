@@ -3,9 +3,9 @@
 If a shard server adds the plain mean of a round's updates to the weights, every worker can do the
 same. The worker decodes the relayed updates of a round, sums them in order of worker number and
 adds the mean, with the same functions as the shard server. After the relayed updates the worker's
-weights equal the shard server's weights, bit for bit. Updates of coarse values take fewer bytes
-than the new weights in float32. The shard server never codes relayed updates: it forwards the bytes
-that it received.
+weights equal the shard server's weights, bit for bit. Coded updates of coarse (few-bit) values take
+fewer bytes than the new weights in float32. The shard server never codes relayed updates: it
+forwards the bytes that it received.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 #: per weight of the shard (the last round is stored even above this limit); the second is the
 #: number of rounds, which also caps the ages in `_KeptRound.at_least`.
 _KEPT_BYTES, _MOST_ROUNDS = 0.5, 64
-#: The first number is the bytes that describe one block in a message's header, the second the limit
-#: of their sum in a message.
+#: The first number is how many bytes describe one block in a message's header, the second is the
+#: limit of these bytes in a message.
 _DESCRIPTION_BYTES, _MOST_DESCRIPTIONS = 20, 256 << 10
 #: Limit of the entries that a worker decodes from several relayed rounds, per weight of the shard
 #: server.
@@ -74,9 +74,9 @@ class _KeptRound:
     def at_least(self) -> Int64:
         """[_MOST_ROUNDS + 1] int64: element i counts weights last changed i or more versions ago.
 
-        The ages of changes are relative to this round's version and ignore this round's changes.
-        The property `at_least` is computed on first use, when a worker lacks the round; a run with
-        one worker never computes it.
+        The age of a weight's last change is relative to this round's version and ignores this
+        round's changes. The property `at_least` is computed on first use, when a worker lacks the
+        round; a run with one worker never computes it.
         """
         import numpy as np
 
@@ -122,7 +122,7 @@ class DownRelay(DownDelta):
         most = _KEPT_BYTES * state["last_changed"].size
         while len(rounds) > 1 and (num_bytes > most or len(rounds) > _MOST_ROUNDS):
             num_bytes -= sum(rounds.pop(0).num_bytes)
-        # `_keep` reads `last_changed` of the versions before this one; the call of
+        # `_keep` reads `last_changed` as it was before this version; the call of
         # `super().record_update` overwrites it.
         return super().record_update(indices, version, state, own, before_change=before_change)
 

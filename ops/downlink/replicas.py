@@ -153,7 +153,8 @@ def send_largest(
         shard: Weights and version of the shard server that replies.
         ratio: Fraction of each variable slice's entries to send; at least one entry, but no zero
             difference.
-        value_dtype: Dtype of the sent values, one of thinwire.ops.types.VALUE_DTYPES.
+        value_dtype: Dtype of the sent values, for example float32 or int8 (VALUE_DTYPES in
+            thinwire.ops.types).
         state: State of the downlink codec; the worker's replica in it is updated as the worker will
             update its weights.
 
@@ -284,7 +285,7 @@ class BackupWeights:
         }
 
     def restore(self, state: State) -> None:
-        """Replace all versions and copies by the state that `save` returned."""
+        """Replace all versions and copies of the weights by the state that `save` returned."""
         self._versions = {int(worker): version for worker, version in state["versions"].items()}
         self._copies = {int(version): copy for version, copy in state["copies"].items()}
 

@@ -38,7 +38,8 @@ class DownSparse(DownCodec):
             `down_ratio`.
         down_ratio: Fraction of each variable slice's weights to send in a reply, above 0; 1 or more
             sends all weights that differ. None: `compression_rate`.
-        down_value_dtype: Dtype of the values in replies, one of thinwire.ops.types.VALUE_DTYPES.
+        down_value_dtype: Dtype of the values in replies, for example float32 or int8 (VALUE_DTYPES
+            in thinwire.ops.types).
         resync_every: Number of worker 1's iterations between two snapshots of the model, which each
             worker receives with its next reply; 0: no snapshots.
         max_staleness: Largest age of a worker's weights, in updates of the shard server; a worker

@@ -60,7 +60,7 @@ class RelayedUpdate:
 
     Attributes:
         worker: Number of the worker that sent the update.
-        step: Worker's step of the push that held the update.
+        step: Training step of the worker's push that contained the update.
         blocks: Coded blocks of the update, in wire form as received, or decoded.
     """
 

@@ -86,7 +86,7 @@ class DeviceArray:
         """Set the entries at positions [k] int64, or all entries, to values [k] or a number.
 
         Raises:
-            IndexError: `where` is a slice of only some entries.
+            IndexError: `where` is a slice of only some entries of the device array.
         """
         if not isinstance(where, slice):
             spread = tf.broadcast_to(tensor_of(values), [len(where)])
@@ -157,7 +157,7 @@ def as_saved(state: Any) -> Any:
 
 
 def as_kept(saved: Any, fresh: Any) -> Any:
-    """Return a saved state, its arrays on the device where the fresh state has device arrays."""
+    """Return a saved codec state, with arrays on the device where the fresh state has them."""
     if isinstance(saved, dict) and isinstance(fresh, dict):
         return {key: as_kept(value, fresh.get(key)) for key, value in saved.items()}
     if isinstance(saved, list) and isinstance(fresh, list) and len(saved) == len(fresh):

@@ -77,7 +77,7 @@ def quantise_chunks(values: Float32, edges: Int64, dtype: str) -> tuple[NDArray[
     Args:
         values: [k] float32, finite gradient values to code.
         edges: [c + 1] int64, ascending: the start of each chunk in `values`, from 0 on, and then k.
-        dtype: Dtype to code the values in, one of FEW_BITS.
+        dtype: Few-bit dtype to code the values in, for example int4 or sign (FEW_BITS).
 
     Returns:
         Codes [k] uint8 and scales [c, m] float32, in the layout of a `ChunkedValues`.

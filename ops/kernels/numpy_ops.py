@@ -5,11 +5,11 @@ The arithmetic of the numpy kernels is float32, in a fixed order: product = rate
 results are equal bit for bit above the subnormal range (TensorFlow's threads flush subnormal
 numbers to zero).
 
-The sections of this module: arrays of a codec's state; applying updates; hits of entries (AdaComp's
-staleness); delay compensation (DC-ASGD); values in fewer bits; blocks of a gradient with their
-contributions and levels (DGT); products of thin matrices (PowerSGD). Kernels that select entries
-are in `thinwire.ops.kernels.numpy_select` and `numpy_chunks`. Kernels for values quantized to few
-bits, with scales for each chunk, are in `few_bits`.
+The sections of the module `numpy_ops`: arrays of a codec's state; applying updates; hits of entries
+(AdaComp's staleness); delay compensation (DC-ASGD); values in fewer bits; blocks of a gradient with
+their contributions and levels (DGT); products of thin matrices (PowerSGD). Kernels that select
+entries are in `thinwire.ops.kernels.numpy_select` and `numpy_chunks`. Kernels for values quantized
+to few bits, with scales for each chunk, are in `few_bits`.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def damp(sigma: NDArray[Any]) -> Float32:
 
 
 def union(sets: Sequence[Int64]) -> Int64:
-    """Return all positions that are in any of the sets, ascending and once each.
+    """Return all positions that are in any of the sets, ascending and without duplicates.
 
     The function `union` does not use np.unique, which hashes. A stable sort merges the sets of
     positions, which are sorted already, a hundred times faster than np.unique.
@@ -472,7 +472,7 @@ def to_levels(rows: Float32, bits: int) -> tuple[NDArray[Any], Float32, Float32]
 
     Args:
         rows: [m, e] float32, one gradient block per row, e above 0.
-        bits: Bits per quantization level: 16, 8 or 4.
+        bits: Number of bits per quantization level: 16, 8 or 4.
 
     Returns:
         Levels [m, e], uint16 with 16 bits and uint8 with 8 or 4 bits; the blocks' lowest values [m]
@@ -491,7 +491,7 @@ def to_levels_at(
     Args:
         values: [k] float32, the values of all gradient blocks, block after block.
         starts: [m] int64, ascending from 0: the start of each gradient block in `values`.
-        bits: Bits per quantization level: 16, 8 or 4.
+        bits: Number of bits per quantization level: 16, 8 or 4.
 
     Returns:
         Levels [k]; the blocks' lowest values [m] and step widths [m].
@@ -548,7 +548,7 @@ def block_flags(sums: Float32) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 def best_first(scores: Sequence[Float32], classes: NDArray[np.uint8]) -> Int64:
     """Return positions of scores by class, and within a class by descending score.
 
-    Equal scores of a class stay in order of their positions.
+    In the sorted order, equal scores of a class stay in order of their positions.
 
     Args:
         scores: Arrays that together have m float32 scores of gradient blocks. Scores in class 1 are
@@ -582,7 +582,7 @@ def code_blocks(
         values: [size] float32, the tensor that consists of blocks.
         numbers: [m] int64, ascending numbers of the gradient blocks to code.
         block_entries: e, the number of entries per gradient block.
-        bits: Bits per quantization level: 16, 8 or 4.
+        bits: Number of bits per quantization level: 16, 8 or 4.
 
     Returns:
         Levels [m, e], lowest values [m], step widths [m], and errors [size] float32. The error of a

@@ -142,7 +142,8 @@ def feedback_top_k(
             return indices, values, hint
     else:
         accumulate(residual, addend, factor)
-    # gradients have shrunk since the last step, so fewer than k entries reach the hint
+    # gradients have shrunk since the last step, so fewer than k entries reach the expected
+    # magnitude `hint`
     if hint > 0:
         indices, values = _once_more(residual, np.abs(values), k)
     else:

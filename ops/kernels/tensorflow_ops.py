@@ -183,7 +183,7 @@ def _take_blocks(values: Any, numbers: Any, block_entries: Any) -> Any:
 
 @traced(FLOATS, PLACES, NUMBER, NUMBER)
 def _code_blocks(values: Any, numbers: Any, block_entries: Any, bits: Any) -> Any:
-    """Return levels, lowest values and steps of some blocks, and the errors of all entries."""
+    """Return levels, lowest values and steps of some blocks, and errors of all entries."""
     rows = _take_blocks(values, numbers, block_entries)
     levels, lows, steps = _to_levels(rows, bits)
     decoded = (tf.cast(levels, tf.float32) + 0.5) * steps[:, None] + lows[:, None]
@@ -321,7 +321,7 @@ def to_levels(rows: Any, bits: int) -> tuple[NDArray[Any], Float32, Float32]:
 
 
 def _levels_on_host(levels: Any, bits: int) -> NDArray[Any]:
-    """Copy levels [m, e] from the device to the host, in as few bytes as possible."""
+    """Copy quantization levels [m, e] from device to host, in as few bytes as possible."""
     if bits == 16:
         return cast("NDArray[Any]", levels.numpy())
     if bits == 8 or levels.shape[1] % 2:

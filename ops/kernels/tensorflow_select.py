@@ -158,7 +158,7 @@ def feedback_top_k(
     """Add an addend to a residual, then remove and return the sum's k largest entries.
 
     A residual that is a DeviceArray changes on the device, a numpy residual on the host. The hint
-    that the TensorFlow kernel returns is 0 (unknown).
+    (expected k-th magnitude) that the TensorFlow kernel returns is 0 (unknown).
     """
     k = min(k, residual.size)
     if k > 0 and isinstance(residual, DeviceArray):

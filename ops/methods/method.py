@@ -141,8 +141,8 @@ def row_with(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         name: Name of the training method, a key of METHODS.
-        given: Interface or hyper-parameter -> the user's value; None if the user has given no
-            value.
+        given: Policy interface or hyper-parameter -> the user's value; None if the user has given
+            no value.
 
     Returns:
         The value of each interface, and the row's hyper-parameters that the user has given or that
@@ -268,8 +268,8 @@ class Method:
     def with_momentum(self, momentum: float) -> Method:
         """Return the method with the momentum of a worker's script, if no flag set a momentum.
 
-        Only the worker uses the momentum of its script. Nodes compare fingerprints of training
-        methods without the script's momentum.
+        Only the worker uses the momentum of its script's optimizer. Nodes compare fingerprints of
+        training methods without the script's momentum.
         """
         return dataclasses.replace(self, codec=with_momentum(self.codec, momentum))
 

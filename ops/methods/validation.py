@@ -36,7 +36,7 @@ _ONLY = {
 
 
 def rule_for(rule: SyncPolicy, collective: str) -> SyncPolicy:
-    """Return the synchronization rule; close its rounds to joiners if the collective needs it."""
+    """Return the synchronization rule; let no worker join mid-round if --collective needs it."""
     # The variable `plain` is True for one group of workers if all other synchronization settings
     # have their defaults.
     plain = len(rule.groups) == 1 and rule == GroupSync(rule.groups)

@@ -1,8 +1,8 @@
 """Interface of pacers, which decide after a local step whether to push or to step again.
 
 A pacer does not read the clock; callers pass times as numbers. Each worker has a pacer and calls it
-after every local step. A pacer that queries a state server also runs in the core of shard 0, which
-stores the pacer's records.
+after every local step. A pacer that queries a state server also runs in shard server 0, which
+stores the pacer's records of the workers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class QueryingPacer(Pacer, Protocol):
         """Return the state server's empty records, for a cluster without workers."""
 
     def record(self, report: PaceReport, state: State) -> State:
-        """Record a worker's report; return the new records."""
+        """Record a worker's report; return the state server's new records."""
 
     def answer(
         self, worker: int, members: Sequence[int], now: float, state: State

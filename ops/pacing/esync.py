@@ -1,7 +1,7 @@
 """ESync's pacer: fast workers take extra local steps while the slowest worker finishes one step.
 
 With ESync, a worker queries the state server before every local step except the first one of a
-round. The state server's records of the workers are in the core of shard 0. In ESync's reports,
+round. The state server's records of the workers are stored in shard server 0. In ESync's reports,
 points in time come from shard 0's clock, durations from the worker's clock. The pacer ESync never
 compares points in time from two clocks.
 
@@ -130,9 +130,10 @@ class Esync:
         """Return True if the querying worker must push now, and the state server's new records.
 
         A worker that is not yet live (a member of its group) continues to train, because no round
-        waits for the worker's push. A worker that is not yet live exists after a restart of the
-        shard server, before the group has begun. A waiting worker becomes live at the start
-        deadline at the latest, and it queries again after its next step.
+        waits for the worker's push. A worker that is not yet live (no round waits for its push)
+        exists after a restart of the shard server, before the worker's group has begun. A worker
+        that is not yet live becomes live at the start deadline at the latest, and it queries again
+        after its next step.
 
         Args:
             worker: Number of the querying worker; its report is already recorded.

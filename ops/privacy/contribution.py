@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 #: Rounding of scaled values to float32 may increase the values' norm. So the codec wrapper scales
-#: values to this fraction of the bound, and the rounded values still have at most this norm.
+#: values to this fraction of the bound, and the norm of the rounded values is still at most the
+#: bound.
 _ROUNDING = 1 - 2.0**-20
 
 

@@ -15,9 +15,9 @@ def noised(mean: Update, size: int, deviation: float, version: int, key: bytes) 
     """Return a dense update: a round's mean plus Gaussian noise in every entry.
 
     The seed of the noise generator is a keyed hash of the version, the deviation and the mean. So a
-    replay of the same round draws the same noise, bit for bit. A round that is repeated after a
-    crash with other updates draws different noise. If two releases with different updates had the
-    same noise, their difference would show the updates without noise.
+    replay of the same training round draws the same noise, bit for bit. A training round that is
+    repeated after a crash with other updates draws different noise. If two releases with different
+    updates had the same noise, their difference would show the updates without noise.
 
     Args:
         mean: Mean of the round's updates, in the shard server's coordinates.
