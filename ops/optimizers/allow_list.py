@@ -2,7 +2,7 @@
 
 The names of Keras classes and their argument values come from a document of an untrusted client. So
 this module never imports or evaluates a name from the client's document, and allocates no memory of
-a size from the document. A class name from a client is looked up in the tables of this module; an
+a size from the document. A class name from a client is looked up in the tables of `allow_list`; an
 argument value is a number, a boolean or a short list of numbers.
 
 Source: `keras.optimizers`, `keras.optimizers.schedules`, `keras.constraints` of Keras 3.15.

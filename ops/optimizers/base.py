@@ -79,7 +79,7 @@ class ServerUpdate(Policy, Protocol):
 
         Args:
             kind: Kind of the update: a gradient, or a change of weights by local steps.
-            rate: Learning rate, as passed to `apply`.
+            rate: Learning rate of the step, as passed to `apply`.
 
         Returns:
             The factor f, the same for every weight. None if the step does more than subtract the
@@ -161,7 +161,7 @@ class ServerUpdate(Policy, Protocol):
         """Return copies of the optimizer slots of a script's optimizers; [] without a script."""
 
     def save(self, state: State, keep: Keep = copied) -> State:
-        """Return the optimizer's state as plain data.
+        """Return the server optimizer's state as plain data.
 
         Args:
             state: The optimizer's state from `init`.
@@ -202,7 +202,7 @@ class LocalStep(Policy, Protocol):
         """Return the number of optimizer slot values that the worker sends with each push."""
 
     def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
-        """Return the optimizer's slots for zero weights; `restart` loads the weights of a round.
+        """Return the local optimizer's slots for zero weights; `restart` loads a round's weights.
 
         Args:
             num_parameters: Number of weights of the shared model.

@@ -62,8 +62,8 @@ class LocalUpdate:
         rate_factor: Factor by which the learning rate of the run's schedule is multiplied.
         weight_decay: Decoupled weight decay of the local optimizer, as in Keras. None means the
             optimizer's default.
-        prox_mu: mu of FedProx: mu (w - b) is added to each gradient, with w the current weights and
-            b the weights at the start of the round. 0: nothing is added.
+        prox_mu: Coefficient mu of FedProx: mu (w - b) is added to each gradient, with w the current
+            weights and b the weights at the start of the round. 0: nothing is added.
 
     Source: prox_mu is from Li, Sahu et al., "Federated optimization in heterogeneous networks",
         arXiv 1812.06127.
@@ -146,7 +146,7 @@ class LocalUpdate:
         return 1 + _NUM_SLOTS[self.optimizer] * num_parameters if self._averages else 0
 
     def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
-        """Return the optimizer's state for zero weights; `restart` loads the weights of a round."""
+        """Return the optimizer's state for zero weights; `restart` loads a round's weights."""
         import numpy as np
 
         from thinwire.ops.optimizers.variables import VariablesOptimizer

@@ -9,7 +9,7 @@ is the learning rate times the gradient: one local SGD step.
 The arithmetic of an outer optimizer is numpy on chunks that fit the processor's cache, and the
 optimizer's state is plain arrays. The new value of a weight depends only on the update, the
 weight's own optimizer slots and the number of steps. So a shard server may have any part of a
-variable, and parts of a shard server's weights can be stepped separately.
+variable, and the optimizer can step parts of a shard server's weights separately.
 
 Source: Douillard et al., "DiLoCo", arXiv 2311.08105; Reddi et al., "Adaptive federated
 optimization", arXiv 2003.00295, algorithm 2.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: Values of the flag --server_v_start: the initial value of FedOpt's second moments.
 STARTS = ("zero", "tau_squared")
-#: Number of entries per chunk of an array. One chunk of each array in use fits into a second-level
+#: Number of entries per chunk of an array. The chunks of all arrays in use fit into a second-level
 #: cache together.
 _PIECE = 1 << 16
 
@@ -62,7 +62,8 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
     def __post_init__(self) -> None:
         """Raise an error if the outer rate is negative or its schedule is malformed."""
         _check_range("global_lr", self.global_lr, 0.0, float("inf"))
-        # `outer_rate` parses `global_lr_schedule` and raises an error if the text is malformed
+        # `outer_rate` parses `global_lr_schedule`, the schedule of the outer rate, and raises an
+        # error if the text is malformed
         self.outer_rate(0.0)
 
     @property
@@ -179,7 +180,7 @@ class Nesterov(OuterUpdate):
     m is the velocity, D the pseudo-gradient, b the weights, g the outer rate.
 
     Attributes:
-        global_lr: g, the outer rate (factor on the step).
+        global_lr: g, the outer rate (factor on DiLoCo's step).
         momentum: beta, the momentum coefficient. With 0, the merged change of weights is added to
             the weights, times g.
 
@@ -222,7 +223,7 @@ class _Adaptive(OuterUpdate):
     of FedOpt's step updates the second moment v differently.
 
     Attributes:
-        global_lr: g, the outer rate (factor on the step).
+        global_lr: g, the outer rate (factor on FedOpt's step).
         server_beta_1: b1, the decay rate of the first moment.
         server_tau: tau, the constant in FedOpt's divisor sqrt(v) + tau. It is added outside the
             root, so that a weight with only zero changes keeps its value.

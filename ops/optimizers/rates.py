@@ -47,7 +47,7 @@ def rate_at(schedule: Callable[[int], Any], step: int) -> float:
 def check_rates(
     schedule: Callable[[int], Any], described: Described, first: int, most_steps: int | None
 ) -> None:
-    """Raise an error if a schedule has no finite rate at one of the sampled steps.
+    """Raise an error if a learning rate schedule has no finite rate at one of the sampled steps.
 
     Zero and negative learning rates are legal, as in Keras. If the length of the run is unknown, an
     infinite learning rate at a late step is legal too. A learning rate of NaN is always rejected.
@@ -55,7 +55,7 @@ def check_rates(
     Args:
         schedule: The learning rate schedule, a function of the step.
         described: Class and arguments of the learning rate schedule.
-        first: First step of the run.
+        first: First step of the run at which the schedule is evaluated.
         most_steps: Largest number of steps of the run; None if the number is unknown.
 
     Raises:
@@ -86,8 +86,8 @@ def sample_steps(described: Described, first: int, last: int) -> list[int]:
 
     Args:
         described: Class and arguments of the learning rate schedule.
-        first: First step of the run.
-        last: Last step of the run.
+        first: First step of the run at which the schedule is evaluated.
+        last: Last step of the run at which the schedule is evaluated.
     """
     steps = {first, last, first + 3, first + 7}
     steps |= {first + base**power for base in (2, 10) for power in range(64)}

@@ -63,9 +63,9 @@ class RateCurve(Schedule):
     """Learning rate schedule with linear warm-up from 0, and a curve down to the final rate.
 
     Attributes:
-        shape: Name of the curve, a key of `CURVES`.
+        shape: Name of the learning rate curve, a key of `CURVES`.
         warmup: Fraction of the run's budget for warm-up, from 0 to below 1.
-        floor: Final rate as a fraction of `learning_rate`, from 0 to below 1.
+        floor: Final learning rate as a fraction of `learning_rate`, from 0 to below 1.
 
     >>> RateCurve(0.5, shape="linear", warmup=0.5).rate(0.25)
     0.25
@@ -173,7 +173,7 @@ def parse_schedule(learning_rate: float, text: str, flag: str = "lr_schedule") -
         learning_rate: Initial learning rate (or outer rate).
         text: Value of the schedule flag: drops, for example ``"0.6:0.2,0.8:0.2"``; or a key of
             `CURVES` with parameters, for example ``"cosine:warmup=0.02"``.
-        flag: Name of the schedule flag, for error messages.
+        flag: Name of the learning rate schedule's flag, for error messages.
 
     Raises:
         ConfigurationError: The text of the schedule is malformed, or a value is out of range.
@@ -201,12 +201,12 @@ def parse_drops(text: str, flag: str = "lr_schedule") -> tuple[tuple[float, floa
     """Parse drops like ``"0.6:0.2,0.8:0.2"`` into pairs (fraction of the budget, rate factor).
 
     Args:
-        text: Value of the schedule flag.
-        flag: Name of the schedule flag, for error messages.
+        text: Value of the learning rate schedule's flag, with drops.
+        flag: Name of the learning rate schedule's flag, for error messages.
 
     Raises:
-        ConfigurationError: The text is not a list of pairs, the fractions do not ascend within (0,
-            1), or a factor is not above 0 and finite.
+        ConfigurationError: The text of the drops is not a list of pairs, the fractions do not
+            ascend within (0, 1), or a factor is not above 0 and finite.
     """
     try:
         drops = tuple(

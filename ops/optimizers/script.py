@@ -458,7 +458,7 @@ class ScriptUpdates(GradientsOnly):
         return {str(number): part.update.save(part.state, keep) for number, part in parts}
 
     def set_weights(self, theta: Float32, state: State) -> None:
-        """Continue from weights `theta` [n] that other code has set; keep the optimizer's slots."""
+        """Continue from weights `theta` [n] that other code has set; keep the optimizers' slots."""
         for part in state["parts"]:
             part.read(theta)
             part.update.set_weights(part.theta, part.state)

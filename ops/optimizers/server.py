@@ -114,7 +114,8 @@ class OptimizerUpdate(FollowsOuterSchedule):
             )
         if not 0 <= self.momentum < 1:
             raise ConfigurationError(f"--momentum={self.momentum}: expected 0 <= momentum < 1.")
-        # `outer_rate` parses `global_lr_schedule` and raises an error if the text is malformed
+        # `outer_rate` parses `global_lr_schedule`, the schedule of the outer rate, and raises an
+        # error if the text is malformed
         self.outer_rate(0.0)
         for name in ("weight_decay", "global_lr"):
             if not getattr(self, name) >= 0:  # the comparison `not value >= 0` rejects NaN, too

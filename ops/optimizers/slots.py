@@ -1,9 +1,9 @@
 """Optimizer slots (momentum etc.): conversion between a script's optimizer and shard servers.
 
-The key of an optimizer slot is its role (such as "momentum") and its variable slice (or variable).
-The position in Keras' list of variables is not a key of an optimizer slot, because the position
-depends on how a shard server groups its variables. On the wire, a JSON document describes the
-arrays of optimizer slots, and the arrays follow in the document's order.
+The key of an optimizer slot is its role (such as "momentum") and the number of its variable or
+variable slice. The position in Keras' list of variables is not a key of an optimizer slot, because
+the position depends on how a shard server groups its variables. On the wire, a JSON document
+describes the arrays of optimizer slots, and the arrays follow in the document's order.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WEIGHTS, STATISTICS = "weights", "statistics"
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """One array of an optimizer's state, for example the momentum of one variable.
+    """Optimizer slot: one array of an optimizer's state, for example the momentum of a variable.
 
     Attributes:
         slice: Number of the variable slice on a shard server, or of the variable, to which the
@@ -135,7 +135,7 @@ def decode(document: str, payload: memoryview) -> list[OptimizerState]:
     """Return the states of all optimizers from a shard server's message; the arrays are copies.
 
     Args:
-        document: JSON document from `encode`.
+        document: JSON document with the states of all optimizers, from `encode`.
         payload: Bytes of the arrays of optimizer slots, in the document's order.
 
     Raises:

@@ -46,7 +46,7 @@ class VariableRules:
     Attributes:
         without_decay: Paths of variables without weight decay.
         by_adamw: Paths of variables that the optimizer Muon steps with AdamW.
-        constraints: Path -> Keras constraint, for variables with a constraint.
+        constraints: Path of a variable -> Keras constraint, for variables with a constraint.
         unused: Paths of variables without a gradient. Neither steps nor weight decay change the
             unused variables.
     """
@@ -159,7 +159,8 @@ class VariablesOptimizer:
             jit_compile=self._fuses and sum(sizes) >= FEWEST_FOR_XLA,
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Keras warns that unused variables have no gradient
+            # Keras would warn that unused variables have no gradient
+            warnings.simplefilter("ignore")
             traced: Callable[[Any], Any] = function.get_concrete_function()
         # A call of a TensorFlow concrete function takes a third less time than a call of
         # `function`, which looks up the concrete function each time.

@@ -70,7 +70,7 @@ class UnreliableBlocks:
     """The gradient blocks of one variable slice that are sent in UDP datagrams."""
 
     slot: int  # number of the variable slice in the ShardLayout
-    size: int  # number of entries of the variable slice
+    size: int  # number of entries (weights) of the variable slice
     # number of entries of a gradient block; the last block of a variable slice may have fewer
     block_entries: int
     # [m] int64: numbers of the gradient blocks sent in datagrams, most important block first
@@ -135,7 +135,8 @@ class Manifest:
 class LostEntries:
     """Gradient entries of one variable slice that were sent in UDP datagrams and did not arrive.
 
-    Exactly one of the fields `ranges` and `positions` is not None.
+    Exactly one of the fields `ranges` (dense gradient) and `positions` (sparse gradient) is not
+    None.
     """
 
     slot: int  # number of the variable slice in the ShardLayout
@@ -172,7 +173,7 @@ class ReassemblyRules(Protocol):
 
     @property
     def dgt_late_decay(self) -> float:
-        """Factor by which each step of delay reduces the gradient values of a late UDP datagram."""
+        """Factor on the gradient values of a late UDP datagram for each step of its delay."""
 
     @property
     def dgt_error_feedback(self) -> bool:
@@ -240,8 +241,8 @@ class Router(Policy, Protocol):
 
         Args:
             shard: Number of the shard server that receives the gradient.
-            blocks: The shard server's part of the gradient, ordered by variable slice; `cut` does
-                not change the blocks.
+            blocks: Gradient for the shard server, ordered by variable slice; `cut` does not change
+                the blocks.
             state: Router state that `begin` returned.
             context: Step, loss, seed and worker of the pushed gradient.
         """
@@ -260,7 +261,8 @@ class Router(Policy, Protocol):
         """Return warnings about router settings that have no effect with the given gradient codec.
 
         Raises:
-            ConfigurationError: The router cannot send the codec's values with these settings.
+            ConfigurationError: The router cannot send the gradient codec's values with these
+                settings.
         """
 
 

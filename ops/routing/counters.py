@@ -1,6 +1,7 @@
 """Counters of UDP datagrams for the reports of workers and shard servers.
 
-Every datagram counter is a total since the start, so counters can be added.
+Every datagram counter is a total since the start, so the counters of several processes can be
+added.
 
 `SentCounts` counts the gradient blocks and UDP datagrams that a worker has sent.
 `ReassemblyCounters` counts the UDP datagrams that a shard server has received in one worker's
@@ -131,8 +132,8 @@ class ReassemblyCounters(SummableCounts):
             were sent over gRPC.
         blocks_dropped: Number of gradient blocks in closed steps (steps whose wait is over) that
             the worker dropped before sending.
-        sum_k: Sum over the closed steps of k, the requested fraction of gradient blocks sent over
-            gRPC.
+        sum_k: Sum over the closed steps (steps whose wait is over) of k, the requested fraction of
+            gradient blocks sent over gRPC.
         sum_fresh: Sum over the closed steps of `ReassembledStep.fresh`, the fraction of gradient
             blocks that arrived in time.
         sum_fill: Sum over the closed steps of `ReassembledStep.fill`, the fraction of gradient

@@ -1,8 +1,8 @@
 """Router DGT: send important gradient blocks over gRPC, all other blocks in prioritized datagrams.
 
-A gradient block is important if its values are large on average over the steps. This module has the
-router DGT and its state; `dgt_choices` has the settings, and `dgt_partition` the functions on
-arrays.
+A gradient block is important if its values are large on average over the steps. The module `dgt`
+has the router DGT and its state; `dgt_choices` has the settings, and `dgt_partition` the functions
+on arrays.
 
 Source: Zhou et al., "DGT: a contribution-aware differential gradient transmission mechanism for
 distributed machine learning", Future Generation Computer Systems 121, 2021; docs/methods/dgt.md.
@@ -43,7 +43,7 @@ class Dgt(DgtChoices):
 
     @property
     def reassembly_rules(self) -> ReassemblyRules:
-        """Settings by which shard servers reassemble gradients: this object."""
+        """Settings by which shard servers reassemble gradients: this router itself."""
         return self
 
     @property

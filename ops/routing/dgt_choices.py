@@ -51,8 +51,8 @@ class DgtChoices:
         dgt_wait_ms: Longest wait of a shard server for announced UDP datagrams after the gRPC part
             of the gradient has arrived, in milliseconds.
         dgt_max_late: Largest delay of a late UDP datagram that a shard server still uses, in steps.
-        dgt_late_decay: Factor by which each step of delay reduces the gradient values of a late UDP
-            datagram.
+        dgt_late_decay: Factor on the gradient values of a late UDP datagram for each step of its
+            delay.
         dgt_error_feedback: True if gradient values that did not arrive are added to the next
             gradient.
         dgt_marker: gRPC message after which a shard server's wait for datagrams begins: the last

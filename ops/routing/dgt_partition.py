@@ -311,7 +311,7 @@ def _as_coded(slot: ScoredBlock, kernels: Kernels) -> tuple[ValueEncoding, NDArr
 
 
 def num_first(num_blocks: int, k: float) -> int:
-    """Return the number of n gradient blocks sent over gRPC for the fraction k: k n, rounded.
+    """Return how many of n gradient blocks are sent over gRPC for the fraction k: k n, rounded.
 
     Halves are rounded up, so 2.5 blocks become 3. The product k n is a float32, as in the original
     code: the rounding of the product can change R by a whole block.

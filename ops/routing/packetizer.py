@@ -86,7 +86,7 @@ class SealedStep:
                 bit of a byte first. Unused bits of the last byte are ignored.
 
         Raises:
-            ValueError: The bitmap has a wrong length.
+            ValueError: The bitmap of arrived datagrams has a wrong length.
         """
         total = sum(len(sent.starts) for sent in self._sent)
         expected = (total + 7) // 8
@@ -239,7 +239,7 @@ def _equal_chunks(fragments: SlotFragments, rows: Int64, part: UnreliableBlocks)
 def _written(
     part: UnreliableBlocks, fragments: SlotFragments, chunks: list[Int64], headers: NDArray[Any]
 ) -> list[SealedBatch]:
-    """Return one batch of datagrams for each chunk, with headers, gaps and values written."""
+    """Return one batch of datagrams per chunk of indices, with headers, gaps and values written."""
     batches = []
     first = 0
     for chunk in chunks:

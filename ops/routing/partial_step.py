@@ -34,15 +34,16 @@ class MarkedSlots:
 
     blocks: tuple[Block, ...]  # gradient blocks that arrived over gRPC
     slots: Int64  # [b] int64: numbers of the variable slices
-    manifest: Manifest  # announcement of the UDP datagrams for these variable slices
+    # announcement of the UDP datagrams for the variable slices of this gRPC message
+    manifest: Manifest
     marked_at: float  # time at which the gRPC part of the gradient arrived, in seconds
-    # time at which the wait for datagrams of these variable slices ends, in seconds
+    # time at which the wait for datagrams of the message's variable slices ends, in seconds
     deadline: float
     closed: bool = False
 
     @property
     def num_announced(self) -> int:
-        """Number of UDP datagrams that the worker announced for these variable slices."""
+        """Number of UDP datagrams that the worker announced in this gRPC message."""
         return sum(announced.count for announced in self.manifest.channels)
 
 
@@ -229,7 +230,7 @@ class PartialStep:
         return tuple(self._results[slot] for slot in sorted(self._results))
 
     def flat(self) -> Float32 | None:
-        """Return the gradient of all slices in one buffer [shard], or None if it is incomplete."""
+        """Return all slices' gradients in one buffer [shard]; None if one is missing or sparse."""
         results = self._results.values()
         if len(results) < len(self.closed) or not all(_is_dense(block) for block in results):
             return None

@@ -94,9 +94,10 @@ class Reassembler:
         self._window = StepWindow(
             [0, *np.cumsum(np.array(sizes, np.int64)).tolist()], self.counters
         )
-        # newest closed (completely received) step, modulo 2**32; None: no closed step
+        # newest closed step (step whose wait is over), modulo 2**32; None: no closed step
         self._closed: int | None = None
-        # recently closed step -> sequence numbers of its arrived datagrams
+        # recently closed step (step whose wait is over) -> sequence numbers of its arrived
+        # datagrams
         self._past: dict[int, SequenceSet] = {}
         self._newest: ReassembledStep | None = None
         # Mean number of gradient blocks per datagram in the last step that announced datagrams.
@@ -337,7 +338,7 @@ class StepWindow:
 
     The numbers of open steps are modulo 2**32. A worker is at most one pushed gradient ahead of the
     shard server's replies: it begins step n only after the reply to step n - 2. If no gRPC message
-    of a step has arrived when datagrams of a second newer step arrive, the gRPC message will
+    of a step has arrived when datagrams of the second newer step arrive, the gRPC message will
     therefore never arrive.
     """
 
@@ -370,8 +371,8 @@ class StepWindow:
             return partial
         older = [step for step in self._open if ahead(step.number, number) < 0]
         newer = self._open[len(older) :]
-        # gRPC messages arrive in order of steps. A newer step has received one, so the gRPC message
-        # of this step will never arrive.
+        # gRPC messages arrive in order of steps. A newer step has received a gRPC message, so the
+        # message of this step will never arrive.
         if any(step.groups for step in newer):
             return "abandoned"
         if len(self._open) > 1:

@@ -37,7 +37,8 @@ class SequenceSet:
     def __init__(self, limit: int) -> None:
         """Start without datagrams; a pushed gradient has at most `limit` datagrams."""
         self._limit = limit
-        self._first: dict[int, int] = {}  # channel -> sequence number of the first entry of `seen`
+        # channel -> sequence number of the first entry of `seen` (the marks of arrived datagrams)
+        self._first: dict[int, int] = {}
         self._seen: dict[int, NDArray[np.uint8]] = {}
         self._ranges: list[AnnouncedDatagrams] = []
         self._finished = False
@@ -61,7 +62,7 @@ class SequenceSet:
             )
 
     def finish(self) -> None:
-        """Accept only announced sequence numbers after this call.
+        """Accept only announced sequence numbers of datagrams after this call.
 
         Raises:
             ValueError: The ranges of a channel do not join to one range, or have more datagrams
