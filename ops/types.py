@@ -116,7 +116,7 @@ class CodedValues:
     """Coded values of a block's entries, which decode to data * scale.
 
     Attributes:
-        dtype: Name of the coded values' format, one of VALUE_DTYPES.
+        dtype: Name of the coded values' format, for example float32 or int8 (VALUE_DTYPES).
         data: [k] codes of the values, with numpy dtype float32, uint16 (the bits of a bfloat16),
             float16 or int8.
         scale: Factor on all codes: the quantization step of int8. For all formats except int8 the
@@ -137,10 +137,10 @@ class CodedValues:
 class ChunkedValues(CodedValues):
     """Values quantized to a few bits, with separate scales for each chunk of entries.
 
-    A chunk is a range of consecutive entries of a flattened tensor. The value of ``dtype`` is one
-    of FEW_BITS. The array ``data`` [k] uint8 has the sign in the highest bit of each code (set:
-    negative), and the index of the magnitude in the lower bits. The module
-    `thinwire.ops.kernels.few_bits` defines the magnitudes of few-bit values.
+    A chunk is a range of consecutive entries of a flattened tensor. The value of ``dtype`` is a
+    few-bit format, for example int4 or sign (FEW_BITS). The array ``data`` [k] uint8 has the sign
+    in the highest bit of each code (set: negative), and the index of the magnitude in the lower
+    bits. The module `thinwire.ops.kernels.few_bits` defines the magnitudes of few-bit values.
     """
 
     # [c, number of scales of a chunk] float32 scales, exact in bfloat16, not negative
@@ -174,12 +174,12 @@ class ChunkedValues(CodedValues):
         )
 
 
-#: Value format with at most one scale per block -> bytes of one value.
+#: Value format with at most one scale per block -> number of bytes of one value.
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 VALUE_DTYPES = tuple(VALUE_BYTES)
-#: Value format with scales for each chunk of entries -> bits of one value.
+#: Few-bit value format, with scales for each chunk of entries -> number of bits of one value.
 FEW_BITS = {"int4": 4, "int2": 2, "means2": 2, "sign": 1}
-#: Name of any value format -> bits of one value.
+#: Name of any value format -> number of bits of one value.
 VALUE_BITS = {name: 8 * width for name, width in VALUE_BYTES.items()} | FEW_BITS
 #: Default number of consecutive entries that share scales (a chunk) in few-bit quantization.
 CHUNK_ENTRIES = 4096
@@ -229,7 +229,8 @@ class Update:
     The ``indices`` of an update are ascending and unique; ``None`` means every entry (dense).
     """
 
-    indices: Int64 | None  # [k] int64 positions of the update's values; None: dense update
+    # [k] int64 positions of the update's values in the flat weights; None: dense update
+    indices: Int64 | None
     # [k] float32 values, or [number of weights of the shard server] values of a dense update
     values: Float32
 
@@ -253,8 +254,8 @@ class Link:
     """Settings of one worker's emulated network link; 0 switches a limit off.
 
     The settings `mbps`, `delay_ms` and `loss` of an emulated link apply to both directions. All
-    settings of an emulated link except rate, delay and loss apply to the uplink only, because
-    workers send all datagrams.
+    settings of an emulated link except rate, delay and loss apply to the uplink only, because only
+    workers send datagrams.
     """
 
     mbps: float = 0.0  # rate of the emulated link in megabit per second; 0: no limit
@@ -262,11 +263,12 @@ class Link:
     loss: float = 0.0  # probability that the emulated link loses a 1,448-byte segment or a datagram
     # size of each class's queue for datagrams and background traffic, in 1,000 bytes
     queue_kb: float = 0.0
-    reorder: float = 0.0  # probability that a datagram arrives behind later datagrams
-    duplicate: float = 0.0  # probability that a datagram arrives twice
+    # probability that the emulated link delivers a datagram behind later datagrams
+    reorder: float = 0.0
+    duplicate: float = 0.0  # probability that the emulated link delivers a datagram twice
     # Rate of emulated background traffic on the uplink, in megabit per second.
     background_mbps: float = 0.0
-    background_class: int = BEST_EFFORT  # class of service of the background traffic
+    background_class: int = BEST_EFFORT  # network class of service of the background traffic
 
     @property
     def active(self) -> bool:

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 # Number of entries that the function `peak` reads twice; the second read is from the processor's
 # cache.
 _FINITE_PIECE = 1 << 18
-# number of entries of the scratch array in which `hits` counts together, for any model size
+# number of weights whose hits (updates of the weight) the function `hits` counts together, for any
+# model size
 _REGION = 1 << 19
-# number of entries of a dense update, or of gradient blocks, with a buffer for their products
+# number of entries of a dense update, or of gradient blocks, that are processed at a time
 _PIECE = 1 << 16
 # number of entries of one tile of a matrix product in the function `entries`
 _TILE_ENTRIES = 1 << 15

@@ -22,8 +22,8 @@ import numpy as np
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
-#: Arrays with fewer entries are sorted as a whole, because sampling a threshold costs more time
-#: than it saves.
+#: Arrays with fewer entries than EXACT_BELOW are sorted as a whole, because sampling a threshold
+#: costs more time than it saves.
 EXACT_BELOW = 4096
 #: The carried selection rejects the previous step's threshold if more than TOO_MANY * k or fewer
 #: than TOO_FEW * k entries reach the threshold.

@@ -19,7 +19,7 @@ BLOCK = "privacy"
 
 
 def check_installed() -> None:
-    """Check that the package dp-accounting is installed, which computes epsilon.
+    """Raise an error if the package dp-accounting, which computes epsilon, is missing.
 
     Raises:
         ConfigurationError: The package dp-accounting is missing.

@@ -25,7 +25,7 @@ def joined(blocks: Sequence[Block], layout: ShardLayout) -> tuple[Block, ...]:
     """Join neighboring sparse blocks with the same dtype and scale into blocks that span slices.
 
     Each block has a fixed cost of tenths of a millisecond to describe, encode and decode. So an
-    update in fewer blocks takes less time.
+    update in fewer blocks takes less time to code and decode.
 
     Args:
         blocks: At most one block per variable slice, ordered by slice.
@@ -134,7 +134,7 @@ def flatten(blocks: Sequence[Block], layout: ShardLayout, kernels: Kernels) -> U
     Args:
         blocks: Blocks ordered by variable slice; at most one block per slice.
         layout: Layout of the shard server: its slices of variables.
-        kernels: Kernels that decode the values.
+        kernels: Kernels (array functions) that decode the values.
     """
     if not blocks:
         return Update(_NO_ENTRIES, np.empty(0, np.float32))

@@ -35,7 +35,8 @@ def place_tensors(spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[
 
     The placement of tensors is deterministic, so every node computes the same placement without
     communication. The largest tensors and slices are placed first, which keeps the shard servers'
-    sizes even. Among equal tensors and shard servers, the placement prefers the lower number.
+    sizes even. Among tensors of equal size and among equally loaded shard servers, the placement
+    prefers the lower number.
 
     Args:
         spec: Paths, shapes and dtypes of the model's variables.

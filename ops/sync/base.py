@@ -45,8 +45,9 @@ class Draw:
         workers: Ids of the workers drawn for the round, ascending.
         steps: Step of each drawn worker's push that the round merged into the weights, in the order
             of `workers`; () if the round is not complete yet.
-        after: Newest push step of each drawn worker that was released (merged) or withdrawn before
-            the draw, in the order of `workers`; 0 if the worker had no released or withdrawn push.
+        after: Step of each drawn worker's newest push that was released (merged) or withdrawn
+            before the draw, in the order of `workers`; 0 if the worker had no released or withdrawn
+            push.
     """
 
     number: int
@@ -69,8 +70,8 @@ class Joiners:
         has_entered: True if the joining workers participate in the current round at shard 0, False
             if these workers still wait for a round.
         members: Ids of the group's workers that have finished a round, ascending.
-        after: Newest push step of each worker in `members` that shard 0 released (merged) or
-            withdrew before the round that the joining workers enter.
+        after: Step of the newest push, for each worker in `members`, that shard 0 released (merged)
+            or withdrew before the round that the joining workers enter.
     """
 
     workers: tuple[int, ...]
@@ -171,16 +172,16 @@ class SyncRule(Protocol):
     def over(self) -> Mapping[int, int]:
         """Return worker -> step of its newest push that was released (merged) or withdrawn here.
 
-        The result of `over` contains only the live workers of groups in which pushes wait to be
+        The returned dict contains only the live workers of groups in which pushes wait to be
         merged.
         """
 
     def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
         """Merge waiting pushes up to the steps in `over`, before their round is complete.
 
-        The rounds of two shard servers may be some pushes apart: one shard server may have
-        restarted from an older state, or refused a push that the other one accepted. Without late
-        releases, each of two shard servers could wait for a push of a worker that waits at the
+        The rounds of two shard servers may be some pushes apart: one of the servers may have
+        restarted from an older state, or refused a push that the other server accepted. Without
+        late releases, each of two shard servers could wait for a push of a worker that waits at the
         other shard server.
 
         Args:
@@ -204,7 +205,7 @@ class SyncRule(Protocol):
         """Return True if every live worker has finished its round and waits to proceed."""
 
     def regroup(self, groups: Groups) -> None:
-        """Continue with the same workers in new groups."""
+        """Assign the same workers to new groups and continue."""
 
     def is_live(self, worker: int) -> bool:
         """Return True if the synchronization rule waits for the worker's pushes."""
@@ -234,14 +235,15 @@ class SyncRule(Protocol):
         """Return the state of the synchronization rule.
 
         Args:
-            soft: True for the complete state, which only an uninterrupted run of the shard server
-                can use. False for the part that stays valid after a restart, as plain data.
+            soft: True for the complete state of the rule, which only an uninterrupted run of the
+                shard server can use. False for the part that stays valid after a restart, as plain
+                data.
         """
 
     def load_state_dict(self, state: State, soft: bool) -> None:
         """Restore a state of the synchronization rule from `state_dict`.
 
-        Load the state made with soft=True after the state made with soft=False.
+        Load the rule's state made with soft=True after the state made with soft=False.
         """
 
 
@@ -285,7 +287,7 @@ class WorkerSets:
         return None
 
     def _load_workers(self, state: State) -> None:
-        """Restore live and joining workers, and their waiting pushes, from a soft state."""
+        """Restore live and joining workers, and their waiting pushes, from a complete state."""
         self._live, self._joining = list(state["live"]), list(state["joining"])
         self._submitted = {
             worker: [ArrivalToken(worker, step) for step in steps]

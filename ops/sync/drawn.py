@@ -164,12 +164,12 @@ class DrawnRounds(WorkerSets):
     of a worker that is not drawn (from before a restart) waits until the worker is drawn.
 
     Shard 0 draws the workers of a round as soon as the previous round is merged into the weights.
-    The other shard servers use the workers that shard 0 drew. On another shard server, a draw of
-    workers may arrive before or after the pushes of the drawn workers. For a draw of workers that
-    is not the newest, a shard server waits only for pushes that shard 0 has released (merged). A
-    shard server does not wait for pushes that it has merged itself, or for workers that have
-    withdrawn their push. A push for a round that a shard server has missed becomes a separate
-    update when its worker is drawn next.
+    Shard servers other than shard 0 use the workers that shard 0 drew. On a shard server other than
+    shard 0, a draw of workers may arrive before or after the pushes of the drawn workers. For a
+    draw of workers that is not the newest, a shard server waits only for pushes that shard 0 has
+    released (merged). A shard server does not wait for pushes that it has merged itself, or for
+    workers that have withdrawn their push. A push for a round that a shard server has missed
+    becomes a separate update when its worker is drawn next.
 
     Attributes:
         groups: One group of all workers.
@@ -381,8 +381,8 @@ class DrawnRounds(WorkerSets):
 
     def _begin(self, drawn: Draw) -> None:
         if drawn.number == self._newest:
-            # Forget withdrawals from before this draw, because the worker may push for this draw. A
-            # withdrawn push for this draw stays withdrawn.
+            # Forget withdrawals of pushes from before this draw of workers, because the worker may
+            # push for this draw. A withdrawn push for this draw stays withdrawn.
             after = zip(drawn.workers, drawn.after, strict=True)
             self._gave_up -= {worker for worker, step in after if self._void.get(worker, 0) <= step}
         self._open = self._to_wait_for(drawn)
@@ -390,7 +390,7 @@ class DrawnRounds(WorkerSets):
     def _late(self) -> list[int]:
         """Return workers of the round whose oldest waiting push is older than the draw.
 
-        Shard 0 had merged or withdrawn such an old push before it drew the round's workers.
+        Shard 0 had merged or withdrawn the old push before it drew the round's workers.
         """
         if self._drawn is None:
             return []
@@ -439,7 +439,7 @@ class DrawnRounds(WorkerSets):
     # -- state ------------------------------------------------------------------------------
 
     def state_dict(self, soft: bool) -> State:
-        """Return the rule's state that survives a restart; with `soft` the whole state."""
+        """Return the rule's state that survives a restart, and with `soft` the remaining state."""
         if not soft:
             finished = self._newest if self._drawn is None else self._drawn.number - 1
             return {

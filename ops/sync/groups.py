@@ -176,7 +176,7 @@ def _clusters(values: Sequence[float], width: float) -> list[int]:
     ascending = np.asarray(values, np.float64) - values[0]
     sums = np.concatenate([[0.0], np.cumsum(ascending)])
     square_sums = np.concatenate([[0.0], np.cumsum(ascending**2)])
-    # [q, p]: number of values from index q to index p - 1
+    # the element [q, p] of `count` is the number of values from index q to index p - 1
     count = np.arange(size + 1)[None, :] - np.arange(size + 1)[:, None]
     totals = sums[None, :] - sums[:, None]
     squares = square_sums[None, :] - square_sums[:, None] - totals**2 / np.maximum(count, 1)
@@ -205,10 +205,10 @@ def gain(current: Groups, proposed: Groups, speeds: Mapping[int, float]) -> floa
     """Predict the gain from replacing `current` groups by `proposed`, as a fraction; 0: no gain.
 
     The gain from new groups is the relative change in samples per second. If the new groups lower
-    the samples per second so far that changing back would be worthwhile, the result is this
-    (negative) gain. If the new groups do not lower the samples per second so far, the result is at
-    least the gain in freshness: the mean staleness Y over all updates is the number of groups, so
-    fewer groups make updates fresher.
+    the samples per second so far that changing back would be worthwhile, the result of `gain` is
+    this (negative) change. If the new groups keep the samples per second nearly equal or raise
+    them, the result of `gain` is at least the gain in freshness: the mean staleness Y over all
+    updates is the number of groups, so fewer groups make updates fresher.
     """
     before, after = throughput(current, speeds), throughput(proposed, speeds)
     if not before or not after:

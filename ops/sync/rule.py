@@ -90,7 +90,8 @@ class FollowingGroupSync(GroupSync):
 class ClosedGroupSync(GroupSync):
     """Settings of one group of workers that exchange data during a round, not only at its end.
 
-    A joining worker becomes live when a round is merged into the weights, never during a round.
+    A joining worker becomes live (a participant of rounds) when a round is merged into the weights,
+    never during a round.
     """
 
     def start(self, generation: int = 0) -> GroupRounds:
@@ -182,7 +183,7 @@ class GroupRounds(WorkerSets):
         return len(self._held) == len(self._live)
 
     def regroup(self, groups: Groups) -> None:
-        """Continue with the same workers in new groups.
+        """Assign the same workers to new groups and continue.
 
         A push that waits for its round now waits for the round of its worker's new group. Workers
         of a group step together, so they all get the lowest clock (number of finished iterations)
@@ -272,7 +273,8 @@ class GroupRounds(WorkerSets):
         """Merge the pushes of complete rounds, let joining workers in, and let workers proceed.
 
         Returns:
-            Released rounds, and workers that may proceed: a new worker may then pull the weights.
+            Pushes of complete rounds, and workers that may proceed; a new worker may then pull the
+                weights.
         """
         released: list[tuple[ArrivalToken, ...]] = []
         dirty, self._dirty = self._dirty, []
@@ -359,7 +361,7 @@ class GroupRounds(WorkerSets):
         return [worker for worker in self._joining if self._numbers[worker] == number]
 
     def _enter(self, worker: int) -> None:
-        """Make a joining worker live, so that rounds wait for its pushes.
+        """Make a joining worker live, so that synchronization rounds wait for its pushes.
 
         The joining worker proceeds when the staleness bound allows it.
 
@@ -412,7 +414,7 @@ class GroupRounds(WorkerSets):
     # -- state ------------------------------------------------------------------------------
 
     def state_dict(self, soft: bool) -> State:
-        """Return the rule's state that survives a restart; with `soft` the whole state."""
+        """Return the rule's state that survives a restart, and with `soft` the remaining state."""
         if not soft:
             return {
                 "clocks": {str(worker): clock for worker, clock in self._clocks.items()},
@@ -517,7 +519,7 @@ class FollowingRounds(GroupRounds):
         return self._over.get(worker, step) >= step
 
     def state_dict(self, soft: bool) -> State:
-        """Return the workers' clocks, which survive a restart; with `soft` the whole state."""
+        """Return the workers' clocks (finished iterations), and with `soft` the remaining state."""
         state = super().state_dict(soft)
         return state | {"expected": _as_plain(self._expected)} if soft else state
 

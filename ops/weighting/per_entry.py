@@ -57,7 +57,8 @@ class PerEntry:
         from thinwire.ops.weighting import hit_counts
 
         return {
-            "first": version,  # version of the weights before the update of history[0]
+            # version of the weights before the first update in the stored history
+            "first": version,
             # [k] int32 ascending positions that each update hit; None for all positions
             "history": [],
             "scratch": hit_counts.begin(size, self.window),
@@ -66,7 +67,7 @@ class PerEntry:
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
-        """Return the arrivals with damped updates, and record which weights the updates hit."""
+        """Return the received updates damped, and record which weights the updates hit."""
         damped = [
             self._damped(arrival, context, state)
             for arrival in arrivals

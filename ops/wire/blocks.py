@@ -337,7 +337,8 @@ def decode_block(
             codings.
         index_bytes: Coded positions of values; with LOW_RANK or RANGES the header of the factors or
             ranges.
-        value_dtype: Dtype of the values, one of thinwire.ops.types.VALUE_DTYPES and FEW_BITS.
+        value_dtype: Dtype of the values, for example float32, int8 or sign (VALUE_DTYPES and
+            FEW_BITS in thinwire.ops.types).
         scale: Factor on the values. 0 means that the sender set no factor: it counts as 1, but is
             an error for int8.
         value_bytes: Coded values, little-endian.
@@ -345,9 +346,10 @@ def decode_block(
             the block spans.
         value_coding: How the values are coded, a ValueCoding: EXPONENTS only with positions; CODES
             or DEFLATED_CODES with the dtypes of FEW_BITS and no other dtype.
-        chunk: Number of entries per chunk with a dtype of FEW_BITS; 0 with other dtypes.
-        chunk_first: Position of the block's first entry in that entry's chunk with a dtype of
-            FEW_BITS; 0 with other dtypes.
+        chunk: Number of entries per chunk (entries that share scales) with a few-bit dtype
+            (FEW_BITS); 0 with other dtypes.
+        chunk_first: Position of the block's first entry in that entry's chunk with a few-bit dtype
+            (FEW_BITS); 0 with other dtypes.
         slots: Number of slots (tensors or variable slices) that the block spans; above 1 only with
             positions or DENSE.
 

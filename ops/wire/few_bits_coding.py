@@ -73,7 +73,7 @@ def decode_codes(
 
     Args:
         data: Received bytes: the scales of all chunks, then the codes of all values.
-        dtype: Dtype of the values, one of FEW_BITS.
+        dtype: Few-bit dtype of the values, for example int4 or sign (FEW_BITS).
         edges: [c + 1] int64, edges of the c chunks from `checked_edges`.
         coding: Value coding of the received bytes, CODES or DEFLATED_CODES.
 

@@ -83,8 +83,7 @@ def decode_rice(data: memoryview, count: int, size: int, low_bits: int) -> Int64
 def encode_deflated_gaps(indices: Int64, searches: bool = True) -> bytes:
     """Code positions as deflated bytes: one byte per gap, then the excess of gaps over 255.
 
-    The numbers of excess of gaps over 255 are stored in four planes, the plane of their lowest
-    bytes first.
+    The excesses of gaps over 255 are stored in four planes, the plane of their lowest bytes first.
 
     Args:
         indices: [k] int64, ascending positions to code.
@@ -122,8 +121,8 @@ def decode_deflated_gaps(data: memoryview, count: int) -> Int64:
     """Return the positions [count] that `encode_deflated_gaps` coded."""
     inflater = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
     try:
-        # One byte more than the largest legal length is accepted. This detects a longer stream, for
-        # example a decompression bomb, without unpacking it.
+        # The limit accepts one byte more than the largest legal length. The additional byte shows a
+        # longer stream, for example a decompression bomb, without unpacking it.
         plain = inflater.decompress(data, count * (1 + _ESCAPE_BYTES) + 1)
     except zlib.error as error:
         raise WireError(f"deflated gaps do not inflate: {error}") from error
