@@ -159,7 +159,7 @@ class ChunkedValues(CodedValues):
         """Return a range of consecutive values as the values of a smaller block.
 
         Args:
-            values: Range of the array `data` to return.
+            values: Range of the array `data` (coded values) to return.
             start: Position of the smaller block's first entry in the present block.
         """
         first_chunk = int(self.edges.searchsorted(values.start, "right")) - 1
@@ -205,7 +205,8 @@ class Block:
     indices: Int64 | None  # [k] int64 positions of the block's values; None: dense block
     values: CodedValues  # [k] coded values, or [size] values of a dense block
     _: dataclasses.KW_ONLY
-    # number of slices that the block spans, from `slot` on; 1 before division among shards
+    # number of variable slices that the block spans, from number `slot` on; 1 before division among
+    # shards
     slots: int = 1
 
     @property

@@ -115,7 +115,7 @@ class Codec(Policy, Protocol):
             tensors: One finite [n] float32 gradient per tensor, which the codec multiplies by
                 `ctx.factors` before the addition.
             state: State of the gradient codec before the step.
-            ctx: Inputs of the step other than the tensors and the state.
+            ctx: Inputs of the encoding other than the tensors and the codec's state.
         """
 
     def undelivered(self, packet: Packet, state: State) -> State:

@@ -66,7 +66,7 @@ class RateAtSend(CodecWrapper):
     learning rate to the packet's scales, so that no value is rounded twice.
 
     Attributes:
-        inner: Gradient codec that encodes the gradients.
+        inner: Gradient codec to which this wrapper passes the gradients.
 
     Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018.
     """
@@ -323,7 +323,7 @@ def _pick(tensors: Sequence[Float32], slots: Sequence[int]) -> list[Float32]:
 
 
 def _joined(one: Packet, slots: Sequence[int], other: Packet, others: Sequence[int]) -> Packet:
-    """Merge two packets with blocks that are numbered by indices into `slots` and into `others`."""
+    """Merge two packets whose blocks are numbered by indices into `slots` and `others`."""
 
     def moved(packet: Packet, to: Sequence[int]) -> list[Block]:
         return [dataclasses.replace(block, slot=to[block.slot]) for block in packet.blocks]

@@ -217,7 +217,7 @@ class DownAuto(DownSparse):
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
         """Return a sparse reply to a worker with a replica, and all changes to another worker."""
-        # worker 1's iterations with exact replies count, too
+        # iterations of worker 1 with exact replies also count toward the next snapshot
         self._count_iteration(request, shard, state)
         if str(request.worker) in state["replicas"]:
             return super().gather(request, shard, state)

@@ -29,7 +29,7 @@ def chunk_top_k(x: Float32, k: int, chunk: int) -> tuple[Int64, Float32]:
     never selected, so `chunk_top_k` can return fewer than k entries of a chunk.
 
     Args:
-        x: [n] float32, finite values to select from.
+        x: Array [n] float32 of finite gradient values from which to select.
         k: Number of entries to select from each full chunk, 1 to `chunk`. From a shorter last chunk
             of m entries, ceil(k m / chunk) entries are selected.
         chunk: Number of entries per chunk, at least 1.
@@ -51,7 +51,7 @@ def feedback_chunk_top_k(
         addend: [n] float32, finite values to add to the residual.
         k: Number of entries to select from each full chunk of the sum.
         chunk: Number of entries per chunk of the array.
-        factor: Factor on the addend in the addition.
+        factor: Factor by which the addend is multiplied before the addition.
     """
     return _select(residual, addend, k, chunk, factor)
 

@@ -287,7 +287,7 @@ def adapt(
     Args:
         mean_square: Previous running mean m of squared gradients, [k] float32, not negative; 0
             before the first gradient.
-        values: Gradient g, [k] float32.
+        values: Gradient g of the weights, [k] float32.
         decay: Weight of the previous mean of squared gradients, from 0 (use only this gradient) to
             below 1.
         strength: Numerator of the compensation strength L, not negative.
@@ -313,7 +313,7 @@ def quantise(values: Float32, dtype: str) -> CodedValues:
     """Code float32 values in a dtype with as many or fewer bits.
 
     Args:
-        values: [k] float32, finite values to code.
+        values: [k] float32, finite gradient values to code.
         dtype: Dtype of the coded values: float32 (no copy); bfloat16 (round to nearest even);
             float16 (limit to +-65504); int8 (one scale = max|v| / 127 for all values, round half to
             even).
@@ -692,7 +692,7 @@ def directed(right: Float32, rng: np.random.Generator) -> Float32:
     after some steps.
 
     Args:
-        right: Q [columns, rank] float32, finite.
+        right: Right factor Q [columns, rank] of PowerSGD, float32, finite.
         rng: Random generator, used only if Q has a column of zeros.
     """
     largest = np.abs(right).max(axis=0)

@@ -94,7 +94,7 @@ def top_k(x: Float32, k: int) -> tuple[Int64, Float32]:
     selected, so `top_k` can return fewer than k entries.
 
     Args:
-        x: [n] float32, finite values to select from.
+        x: Array [n] float32 of finite gradient values from which to select.
         k: Number of entries to select; n or more selects every non-zero entry.
 
     Returns:
@@ -118,7 +118,7 @@ def feedback_top_k(
             selected.
         addend: [n] float32, finite values to add to the residual.
         k: Number of entries of the sum to select, as for `top_k`.
-        factor: Factor on the addend in the addition.
+        factor: Factor by which the addend is multiplied before the addition.
         hint: A magnitude that slightly more than k entries are expected to reach; 0 if unknown. The
             hint changes only the running time, not the result.
 
@@ -166,9 +166,9 @@ def feedback_of_each(
 
     Args:
         residuals: Residual arrays [n] float32, changed in place.
-        addends: Array to add to each residual.
+        addends: For each residual, the array (new gradient) to add.
         counts: Number k of entries to select from each residual.
-        factors: Factor on each addend in the addition.
+        factors: Factor by which each addend is multiplied before the addition.
         hints: Hint (expected k-th magnitude) of each residual (see `feedback_top_k`); 0 if unknown.
     """
     inputs = list(zip(residuals, addends, counts, factors, hints, strict=True))
@@ -227,7 +227,7 @@ def carried_top_k(x: Float32, k: int, threshold: float) -> tuple[Int64, Float32,
     of all entries are selected.
 
     Args:
-        x: [n] float32, finite values to select from.
+        x: Array [n] float32 of finite gradient values from which to select.
         k: Number of entries to select approximately, 1 to n; 0 for an empty array.
         threshold: Magnitude from which entries are selected, returned by the previous step; 0 if
             unknown.
@@ -258,7 +258,7 @@ def feedback_carried(
             selected.
         addend: [n] float32, finite values to add to the residual.
         k: Number of entries to select approximately, 1 to n; 0 for an empty array.
-        factor: Factor on the addend in the addition.
+        factor: Factor by which the addend is multiplied before the addition.
         threshold: Magnitude from which entries are selected, returned by the previous step; 0 if
             unknown.
     """
@@ -309,8 +309,8 @@ def at_least(x: Float32, threshold: np.float32, expected: int) -> tuple[Int64, F
     """Return the (indices, values) of entries with a magnitude of at least a threshold > 0.
 
     Args:
-        x: [n] float32, values to select from.
-        threshold: Smallest magnitude to select.
+        x: Array [n] float32 of gradient values from which to select.
+        threshold: Smallest magnitude of an entry to select.
         expected: Expected number of selected entries, which changes only the running time.
     """
     if expected > _PEELED_FRACTION * x.size:

@@ -347,7 +347,7 @@ def _awaited(choices: Choices) -> AwaitedUpdate:
 
 
 def adopt(method: Method, offer: Offer) -> Method:
-    """Return the method with the optimizers of a script's offer, if the PS uses them.
+    """Return the method with the optimizers that a worker's script offers, if the PS uses them.
 
     Workers and parameter server divide the model with the resulting method: `adopt(method,
     offer).place(spec, num_shards)`. Nodes compare the fingerprints of the original `method`, not of

@@ -148,7 +148,7 @@ class ServerUpdate(Policy, Protocol):
             kind: Kind of the update: a gradient, or a change of weights by local steps.
             rate: Return value of `rate` if the update is a gradient, of `outer_rate` if it is a
                 change of weights.
-            kernels: Numerical kernels that apply an update.
+            kernels: Kernels (array functions) that apply an update to the weights.
             state: The optimizer's state from `init`.
             number: Index of the optimizer, for a script with several optimizers.
 
@@ -219,7 +219,7 @@ class LocalStep(Policy, Protocol):
             values: [n] float32, the gradient of the mini-batch; or the weights after the step, if
                 `brings_weights` is True.
             scheduled_rate: Learning rate of the run's schedule (--lr_schedule).
-            state: The optimizer's slots.
+            state: The local optimizer's slots (momentum etc.).
             base: [n] float32, the weights at the start of the round of local steps.
         """
 

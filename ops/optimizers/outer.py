@@ -81,7 +81,7 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
 
     @property
     def keeps_sparse(self) -> bool:
-        """True without slots: a sparse update changes only weights for which it has a value."""
+        """True without optimizer slots: a sparse update changes only weights in the update."""
         return not self.slot_names
 
     def factor(self, kind: Kind, rate: float) -> float | None:
@@ -109,7 +109,7 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
         state: State,
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
-        """Apply an update to the weights `theta` in place; with slots, all weights may change."""
+        """Apply an update to `theta` in place; with optimizer slots, all weights may change."""
         import numpy as np
 
         sign = -1.0 if kind is Kind.DELTA else rate  # `factor` of `_pseudo_gradient`

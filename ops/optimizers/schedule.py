@@ -28,7 +28,7 @@ class Schedule:
     """Learning rate schedule with drops: the rate is multiplied by a factor at each drop.
 
     Attributes:
-        learning_rate: Initial learning rate.
+        learning_rate: Learning rate at the start of the run.
         drops: Pairs (fraction of the run's budget at the drop, factor on the learning rate),
             fractions ascending.
 
@@ -170,7 +170,7 @@ def parse_schedule(learning_rate: float, text: str, flag: str = "lr_schedule") -
     """Return the schedule of the learning rate, or of the outer rate, from the flags' values.
 
     Args:
-        learning_rate: Initial learning rate (or outer rate).
+        learning_rate: Learning rate (or outer rate) at the start of the run.
         text: Value of the schedule flag: drops, for example ``"0.6:0.2,0.8:0.2"``; or a key of
             `CURVES` with parameters, for example ``"cosine:warmup=0.02"``.
         flag: Name of the learning rate schedule's flag, for error messages.

@@ -273,7 +273,7 @@ class OwnSlots:
 
 
 def whole_slots(theta: Float32, layout: ShardLayout, statistics: Float32 | None) -> list[Slot]:
-    """Return copies of a shard's weights, one slot per slice, and of its averaged statistics.
+    """Return copies of a shard's weights, one array per slice, and of its averaged statistics.
 
     Args:
         theta: [n] float32, the shard server's weights.
@@ -330,7 +330,7 @@ def planned(offer: OptimizerOffer, spec: ModelSpec) -> list[SlotPlace]:
     worker sends.
 
     Args:
-        offer: Description of the script's optimizer.
+        offer: A worker's description of the script's optimizer.
         spec: Paths and shapes of the variables that the optimizer steps.
 
     Raises:

@@ -69,7 +69,7 @@ class VariablesOptimizer:
     """A Keras optimizer for a shard server's flat weights [n].
 
     Attributes:
-        optimizer: The Keras optimizer.
+        optimizer: Keras optimizer that steps the shard server's weights.
         variables: The Keras variables that the optimizer steps. Each Keras variable contains a
             group of the shard server's variable slices.
     """

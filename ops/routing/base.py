@@ -69,7 +69,7 @@ class RouteContext:
 class UnreliableBlocks:
     """The gradient blocks of one variable slice that are sent in UDP datagrams."""
 
-    slot: int  # number of the variable slice in the ShardLayout
+    slot: int  # number of the variable slice in the shard server's layout (ShardLayout)
     size: int  # number of entries (weights) of the variable slice
     # number of entries of a gradient block; the last block of a variable slice may have fewer
     block_entries: int
@@ -139,7 +139,7 @@ class LostEntries:
     None.
     """
 
-    slot: int  # number of the variable slice in the ShardLayout
+    slot: int  # number of the variable slice in the shard server's layout (ShardLayout)
     # [r, 2] int64: starts and stops of the lost ranges of a dense gradient
     ranges: NDArray[np.int64] | None
     positions: Int64 | None = None  # [k] int64: positions of the lost entries of a sparse gradient

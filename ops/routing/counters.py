@@ -112,7 +112,7 @@ class ReassemblyCounters(SummableCounts):
             duplicates and late datagrams.
         num_bytes: Number of bytes of the datagrams in `num_datagrams`, with header and tag, without
             UDP and IP headers.
-        num_announced: Number of UDP datagrams that workers announced over gRPC for closed steps
+        num_announced: Number of UDP datagrams that the worker announced over gRPC for closed steps
             (steps whose wait is over).
         num_arrived: Number of announced UDP datagrams that arrived before the end of the wait.
         num_late: Number of new UDP datagrams that arrived after the end of the wait for their step
@@ -124,7 +124,7 @@ class ReassemblyCounters(SummableCounts):
         num_late_used: Number of late UDP datagrams whose gradient values were added to a later
             step.
         sum_of_ages: Sum of the delays of the late datagrams in `num_late_used`, in steps.
-        blocks: Number of gradient blocks in closed steps (steps whose wait is over), as workers
+        blocks: Number of gradient blocks in closed steps (steps whose wait is over), as the worker
             announced them over gRPC.
         blocks_skipped: Number of all-zero gradient blocks in closed steps (steps whose wait is
             over), which were not sent.
@@ -171,7 +171,7 @@ class ReassemblyCounters(SummableCounts):
 
 
 def rows_of(block: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Return the dicts in the list block[name], read from a file; ignore other items."""
+    """Return the dicts in the list block[name] of a report; ignore items of other types."""
     rows = block.get(name)
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 

@@ -44,7 +44,7 @@ HEADER = np.dtype(
         ("flags", "u1"),  # reserved, always 0
         ("session", "<u8"),
         ("worker", "<u4"),
-        ("slot", "<u4"),  # number of the variable slice in the ShardLayout
+        ("slot", "<u4"),  # number of the variable slice in the shard server's layout (ShardLayout)
         ("step", "<u4"),  # number of the step whose gradient is pushed, modulo 2**32
         ("block", "<u4"),  # number of the gradient block that has the first value
         ("num_blocks", "<u4"),  # number of gradient blocks of the variable slice

@@ -101,7 +101,7 @@ class Partition:
     """Divides one shard server's gradient into blocks sent over gRPC and blocks in datagrams.
 
     Args:
-        choices: The settings of the router DGT.
+        choices: Settings of the router DGT.
         shard: Number of the shard server that receives the gradient.
         state: The shard server's entry of the router's state; `Partition` changes it in place.
         context: Step, loss, seed and worker of the pushed gradient.

@@ -279,7 +279,7 @@ class LateValues:
     positions: list[Int64] = dataclasses.field(default_factory=list)
     # values of late sparse datagrams, in the order of `positions`
     values: list[Float32] = dataclasses.field(default_factory=list)
-    # first position of each late datagram
+    # position of the first value of each late datagram
     starts: list[Int64] = dataclasses.field(default_factory=list)
     num_datagrams: int = 0
     sum_of_ages: int = 0  # sum of the delays of the late datagrams, in steps

@@ -336,10 +336,10 @@ def _share(part: float, whole: int) -> float:
 class StepWindow:
     """A worker's open steps (pushed gradients that are not complete): at most two.
 
-    The numbers of open steps are modulo 2**32. A worker is at most one pushed gradient ahead of the
-    shard server's replies: it begins step n only after the reply to step n - 2. If no gRPC message
-    of a step has arrived when datagrams of the second newer step arrive, the gRPC message will
-    therefore never arrive.
+    The numbers of steps that are being received are modulo 2**32. A worker is at most one pushed
+    gradient ahead of the shard server's replies: it begins step n only after the reply to step n -
+    2. If no gRPC message of a step has arrived when datagrams of the second newer step arrive, the
+    gRPC message will therefore never arrive.
     """
 
     def __init__(self, offsets: Sequence[int], counters: ReassemblyCounters) -> None:

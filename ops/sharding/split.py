@@ -100,7 +100,7 @@ def shard_spec(spec: ModelSpec, layout: ShardLayout) -> ModelSpec:
 
 
 def part_of_spec(spec: ModelSpec, numbers: Sequence[int]) -> ModelSpec:
-    """Return the specification of the model that has only the variables with these numbers."""
+    """Return the specification of the part of a model with only the variables `numbers`."""
     return ModelSpec(tuple(spec.tensors[number] for number in numbers))
 
 
@@ -122,7 +122,7 @@ def part_of_layout(layout: ShardLayout, numbers: Sequence[int]) -> tuple[ShardLa
 
 
 def split_packet(packet: Packet, layouts: tuple[ShardLayout, ...]) -> list[tuple[Block, ...]]:
-    """Cut a packet into one tuple of blocks per shard; a block's `slot` is the slice number.
+    """Cut a packet into one tuple of blocks per shard; a block's `slot` is its slice number.
 
     If a variable slice contains no entry of a sparse block, the shard server gets no block for this
     slice.

@@ -122,7 +122,7 @@ def model_spec(variables: Iterable[keras.Variable], numbers_paths: bool = False)
     """Return the signature of the shared variables: path, shape and dtype, in order.
 
     Args:
-        variables: The shared variables, in order.
+        variables: Model variables that all workers share, in order.
         numbers_paths: True if a repeated path gets a number; False if a repeated path is an error.
 
     Raises:

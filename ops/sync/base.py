@@ -159,7 +159,10 @@ class SyncRule(Protocol):
         """
 
     def submit(self, arrival: ArrivalToken, now: float) -> None:
-        """Add a received push of a live worker. A push that is submitted twice counts once."""
+        """Add a received push of a live worker to the waiting pushes.
+
+        A push that is submitted twice counts once.
+        """
 
     def withdraw(self, worker: int, step: int) -> None:
         """Remove all waiting pushes of a worker; do nothing if no push of the worker waits.

@@ -324,7 +324,10 @@ class DrawnRounds(WorkerSets):
     # -- arrivals ---------------------------------------------------------------------------
 
     def submit(self, arrival: ArrivalToken, now: float) -> None:
-        """Add a received push of a live worker. A push that is submitted twice counts once."""
+        """Add a received push of a live worker to the waiting pushes.
+
+        A push that is submitted twice counts once.
+        """
         self._gave_up.discard(arrival.worker)
         arrivals = self._submitted.setdefault(arrival.worker, [])
         if arrival not in arrivals:

@@ -249,7 +249,10 @@ class GroupRounds(WorkerSets):
     # -- arrivals ---------------------------------------------------------------------------
 
     def submit(self, arrival: ArrivalToken, now: float) -> None:
-        """Add a received push of a live worker. A push that is submitted twice counts once."""
+        """Add a received push of a live worker to the waiting pushes.
+
+        A push that is submitted twice counts once.
+        """
         arrivals = self._submitted.setdefault(arrival.worker, [])
         if not arrivals:
             group = self._numbers[arrival.worker]

@@ -52,7 +52,7 @@ def record(touched: HitSet, version: int, first: int, state: State) -> None:
     Args:
         touched: Unique positions that the update hits; None means all positions.
         version: Number of updates that the shard server applied before this update.
-        first: Oldest version of the weights from which hits may be counted.
+        first: Oldest version of the weights from which hits (updates of a weight) may be counted.
         state: State from `begin`, which `record` changes in place.
     """
     marks = state["marks"]

@@ -41,7 +41,7 @@ _HEADER = struct.Struct("<I")  # start of a ranged block's header: the number of
 
 
 def num_ranges(size: int, block_entries: int) -> int:
-    """Return the number of ranges of `block_entries` entries in a slot of `size` entries."""
+    """Return the number of ranges of `block_entries` entries in a slice of `size` entries."""
     return -(-size // block_entries)
 
 
@@ -54,7 +54,7 @@ def lengths(size: int, block_entries: int) -> Int64:
 
 
 def mask(block: RangedBlock) -> NDArray[np.bool_]:
-    """Return [size] bool: True for the entries of its slot that a ranged block contains."""
+    """Return [size] bool: True for the entries of a variable slice that a ranged block has."""
     return np.repeat(block.present, lengths(block.size, block.block_entries))
 
 
@@ -66,7 +66,7 @@ def described(block: RangedBlock) -> bytes:
 
 
 def decode(slot: int, values: CodedValues, head: memoryview, size: int) -> RangedBlock:
-    """Check and decode one ranged block (a block with only some ranges of its slot).
+    """Check and decode one ranged block (a block with only some ranges of a variable slice).
 
     Args:
         slot: Number of the block's slot (tensor or variable slice).
@@ -121,8 +121,9 @@ _WORTH_A_SEARCH = 0.02
 class IndexCoding(enum.IntEnum):
     """How the positions of a block's values are coded; messages contain these numbers."""
 
-    DENSE = 0  # a DENSE block sends no positions, because it has all entries of its slot
-    BITMAP = 1  # a BITMAP has one bit per entry of the slot, 1 at the positions of values
+    DENSE = 0  # a DENSE block sends no positions, because it has all entries of the tensor or slice
+    # a BITMAP has one bit per entry of the tensor or slice, 1 at the positions of values
+    BITMAP = 1
     RICE = 2  # RICE is the Golomb-Rice code of the gaps between positions
     DEFLATED_GAPS = 3  # DEFLATED_GAPS sends one deflated byte per gap between positions
     UINT32 = 4  # UINT32 sends four bytes per position
@@ -164,15 +165,16 @@ class WireBlock:
 
 
 class IndexChooser:
-    """Encodes blocks with the smallest coding of each slot, and regularly tries all codings again.
+    """Encodes blocks with the smallest coding of each variable slice; regularly tries all codings.
 
     Attributes:
         interval: Number of blocks of one slot (tensor or variable slice) from one trial of all
             codings to the next.
-        state: Plain ints for each slot, or for the slots that a block spans: ``"<slot>.coding"``
-            (an IndexCoding), ``"<slot>.searches"`` (1: deflate searches for repeated gaps),
-            ``"<slot>.values"`` (a ValueCoding) and ``"<slot>.blocks"`` (number of blocks since the
-            last trial). A chooser that gets this state from a checkpoint produces the same bytes.
+        state: Plain ints for each slot (tensor or variable slice), or for the slots that a block
+            spans: ``"<slot>.coding"`` (an IndexCoding), ``"<slot>.searches"`` (1: deflate searches
+            for repeated gaps), ``"<slot>.values"`` (a ValueCoding) and ``"<slot>.blocks"`` (number
+            of blocks since the last trial). A chooser that gets this state from a checkpoint
+            produces the same bytes.
     """
 
     def __init__(self, interval: int = 50, state: dict[str, int] | None = None) -> None:

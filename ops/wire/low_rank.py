@@ -47,7 +47,7 @@ def part(block: LowRankBlock, slot: int, piece: Slice) -> Block:
 
     Args:
         block: Low-rank block of a tensor, or of a part of a tensor.
-        slot: Slice number of the new block.
+        slot: Number of the new block's variable slice.
         piece: Range of the low-rank block's entries to cut out.
     """
     columns, rank = block.columns, block.rank
