@@ -262,7 +262,7 @@ class Reassembler:
                 self.counters.dropped["whole"] += step.close(group, self._late)
 
     def close(self, now: float) -> ReassembledStep | None:
-        """Return the next gradient if it is complete or its wait is over; call until None."""
+        """Return the next gradient if complete or its wait is over; call until it returns None."""
         self._advance(now)
         step = self._window.first
         if step is None or not step.ended or not all(group.closed for group in step.groups):
