@@ -763,10 +763,10 @@ class WorkerCore:
         }
 
     def restore(self, state: State, last_applied_step: int) -> bool:
-        """Restore a state of the packer that `save` returned.
+        """Restore a state of the engine that `save` returned.
 
         Args:
-            state: State of the packer that `save` returned, in this or an earlier process.
+            state: State of the engine that `save` returned, in this or an earlier process.
             last_applied_step: Number of this worker's last exchange that the shards applied.
 
         Returns:

@@ -23,7 +23,7 @@ class ScriptFigures:
             schedule.
         loss_scale: Factor by which the loss was multiplied when the gradient was computed; 0
             without loss scaling. The gradient in the push is unscaled.
-        overflow: True if the gradient overflowed with the present loss scale. The push then has no
+        overflow: True if the gradient overflowed at the scale `loss_scale`. The push then has no
             blocks.
         optimizer: Number of the script's optimizer, from 0, with which the PS applies this
             gradient.
@@ -126,7 +126,7 @@ class PushRequest:
             computed and the worker's base weights. Empty means 0 for all shards.
         loss_scale: Factor by which the loss was multiplied when the gradient was computed; 0
             without loss scaling.
-        overflow: True if the gradient overflowed with the present loss scale. The push then has no
+        overflow: True if the gradient overflowed at the scale `loss_scale`. The push then has no
             blocks.
         sets_rate: True if the script, not the run's schedule, has set `learning_rate`.
         optimizer: Number of the script's optimizer, from 0, with which the PS applies this

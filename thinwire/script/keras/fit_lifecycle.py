@@ -226,7 +226,7 @@ class FitLifecycle:
     def merge_metrics(self, logs: Any) -> bool:
         """End the steps of an epoch, and merge its training metrics over all workers.
 
-        A second call of `end_steps` in the same epoch does nothing.
+        A second call of `merge_metrics` in the same epoch does nothing.
 
         Args:
             logs: Return value of the last step of the epoch.
