@@ -149,7 +149,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class EmulatedDevice:
-    """Settings of one worker's emulated network link and emulated slow device."""
+    """Settings of one worker's emulated network link and of its emulated slow device."""
 
     link: Link
     # factor by which the emulated device is slower than the machine that emulates it

@@ -1,19 +1,19 @@
 """Protects the files that a run has written from deletion by late processes of the run.
 
-A script often clears its output folder in its first lines. Without Thinwire, the folder is cleared
-once, before training. In a run, every worker and the evaluator execute the script, and a process
-that starts late would clear the folder during training. Therefore a process protects all files
-written since the run began, from before the script's first line until it trains with the other
-workers. Deleting or truncating a protected file has no effect, the script continues, and one log
-line names the file. A file is not protected if this worker has written the file and the chief has
-not. The first process of the first chief (the worker that writes the run's files) protects no
-files, unless other workers already train.
+A script often clears its output folder in its first lines. Without Thinwire, a script clears its
+output folder once, before training. In a run, every worker and the evaluator execute the script,
+and a process that starts late would clear the folder during training. Therefore a process protects
+all files written since the run began, from before the script's first line until it trains with the
+other workers. Deleting or truncating a protected file has no effect, the script continues, and one
+log line names the file. A file of the run is not protected if this worker has written it and the
+chief has not. The first process of the first chief (the worker that writes the run's files)
+protects no files, unless other workers already train.
 
-Deletions that are intercepted: `os.remove`, `Path.unlink`, `shutil.rmtree`, `os.rename` over a file
-and their equivalents in `tf.io.gfile`. Intercepted truncations are `open(path, "w")`, `os.truncate`
-and `h5py.File(path, "w")`. An audit hook rejects all other deletions and truncations by Python code
-with a PermissionError. Deletions of protected files by native code or by a child process are not
-intercepted.
+The protection intercepts deletions by `os.remove`, `Path.unlink`, `shutil.rmtree`, `os.rename` over
+a file and their equivalents in `tf.io.gfile`. The protection intercepts truncations by `open(path,
+"w")`, `os.truncate` and `h5py.File(path, "w")`. An audit hook rejects all other deletions and
+truncations of protected files by Python code with a PermissionError. Deletions of protected files
+by native code or by a child process are not intercepted.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ class HeldFiles:
     def _take_open(self, path: str, flags: int) -> None:
         """Record a file that Python opens for writing; reject truncation of a protected file.
 
-        The audit hook calls this method whenever Python opens a file. The replaced functions have
-        already diverted most truncations of protected files.
+        The audit hook calls this method whenever Python opens a file. Most truncations of protected
+        files have already been diverted to temporary files before.
         """
         whole = _whole(path)
         if whole.startswith(self._of_nodes):
@@ -597,5 +597,5 @@ def was_kept(path: Any) -> bool:
 
 
 def held_files() -> list[HeldFiles]:
-    """Return this process's HeldFiles; empty if `thinwire run` has not started it."""
+    """Return this process's HeldFiles object; empty if `thinwire run` has not started it."""
     return _HELD

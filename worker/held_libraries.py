@@ -28,7 +28,7 @@ def hold_h5py(h5py: Any) -> None:
 
 
 def share_downloads(file_utils: Any) -> None:
-    """Share downloads among this host's processes, given Keras' imported `file_utils` module."""
+    """Share downloads among this host's processes; needs Keras' imported module `file_utils`."""
     for held in held_files():
         original = file_utils.get_file
         file_utils.get_file = held.downloads.share(original)

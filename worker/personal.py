@@ -38,7 +38,7 @@ class PersonalLayers:
         self._slots: State = optimizer.init(size, spec) if size else {}
 
     def begin_round(self) -> None:
-        """Start a round: reset the optimizer's slots, as a worker does after every exchange."""
+        """Start a round: reset the slots (moments) of the optimizer, as after every exchange."""
         if self._values.size:
             self._slots = self._optimizer.restart(self._values.read(), self._slots)
 

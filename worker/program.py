@@ -32,7 +32,7 @@ _SWITCHES = ("insecure", "quiet")
 
 
 def program_here(compiled: Mapping[str, str]) -> Program:
-    """Return the description of this process's program.
+    """Return the description of the program that this process runs.
 
     Args:
         compiled: Maps the name of a compile setting of the model to its description.
@@ -47,7 +47,7 @@ def program_here(compiled: Mapping[str, str]) -> Program:
 
 
 def _main_file() -> tuple[pathlib.Path | None, str]:
-    """Return the script's path and initial digest; the path is None in a notebook."""
+    """Return the script's path and its digest at the start; the path is None in a notebook."""
     if RECORD.source is not None:
         return RECORD.source
     name = getattr(sys.modules.get("__main__"), "__file__", None)

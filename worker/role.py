@@ -80,7 +80,7 @@ def _name(id_worker: int) -> str:
 
 
 class Worker:
-    """One worker process, with data, model and checkpoints.
+    """One worker process, with its data, model and checkpoints.
 
     Args:
         run: Settings of the training run.

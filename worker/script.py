@@ -22,7 +22,7 @@ class ScriptSession(Protocol):
 
     @property
     def num_exchanges(self) -> int:
-        """Number of exchanges with the PS that the session has started."""
+        """Number of exchanges with the PS that the script's session has started."""
 
     @property
     def stopped(self) -> bool:

@@ -35,7 +35,7 @@ class TrainStep:
     """A Keras model whose shared variables (W_global) form one flat float32 vector."""
 
     def __init__(self, shared: SharedModel) -> None:
-        """Prepare the tf.functions; TensorFlow traces them at the first step."""
+        """Prepare the tf.functions of the step; TensorFlow traces them at the first step."""
         self.model = shared.model
         self.loss = ensure_compiled_loss(self.model, shared.task)
         self._labels = shared.task.labels
@@ -130,7 +130,7 @@ class TrainStep:
         return {str(number): v.numpy() for number, v in enumerate(self.local)}
 
     def restore_local(self, state: State) -> None:
-        """Restore the values of unshared variables that `save_local` returned."""
+        """Restore the values of variables that are not shared, which `save_local` returned."""
         for number, variable in enumerate(self.local):
             variable.assign(state[str(number)])
 

@@ -55,7 +55,7 @@ class DivergenceDetector:
 
     @property
     def has_diverged(self) -> bool:
-        """True if too many consecutive mini-batches were unusable."""
+        """True if too many successive mini-batches were unusable."""
         return self._in_a_row > _MOST_IN_A_ROW
 
     def diverged(self, learning_rate: float) -> Diverged:
@@ -72,7 +72,7 @@ class Stopwatch:
     """Adds up a worker's time by activity: compute, encode, wait."""
 
     def __init__(self) -> None:
-        """Start with zero seconds for every activity."""
+        """Start with zero seconds for every activity of the worker."""
         self.seconds: dict[str, float] = {"compute": 0.0, "encode": 0.0, "wait": 0.0}
         self._mark = time.perf_counter()
 
@@ -226,7 +226,7 @@ class WorkerSession:
     # -- joining and leaving ------------------------------------------------------------------
 
     def join(self) -> int:
-        """Join the run at every shard.
+        """Join the run at every shard of the parameter server.
 
         Returns:
             Number of this worker's last exchange that the shards applied.

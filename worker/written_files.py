@@ -51,7 +51,7 @@ class WrittenFiles:
         """Record that this process writes a file; a second call for the same path does nothing.
 
         Args:
-            path: Absolute path without symbolic links.
+            path: Absolute path of the written file, without symbolic links.
             trains: True if this process trains with the other workers, or is the first process that
                 will. Only such a process can write files as the chief.
         """

@@ -35,8 +35,8 @@ def PS(  # noqa: N802 - AdaComp's name
 
     Args:
         args: Settings of the PS, in any form that `thinwire.script.settings` reads.
-        model: A Keras model, which holds the final weights after the call. None: the model that
-            the flags network or model name, by default AdaComp's CNN.
+        model: A Keras model, which holds the final weights after the call. None: the model that the
+            flag network or the flag model names, by default AdaComp's CNN.
         num_train: Number of training examples, with which the PS counts epochs for the flag epochs.
             None: the size of the data set that the flag dataset names.
         **settings: Flags of the PS by name. Without the flag run_dir the PS writes no checkpoints.
@@ -45,7 +45,8 @@ def PS(  # noqa: N802 - AdaComp's name
         Reason why the run ended: iter_max, epochs, max_seconds, interrupted or diverged.
 
     Raises:
-        ConfigurationError: The settings are invalid, or another process writes to run_dir.
+        ConfigurationError: The settings are invalid, or another process writes to the folder
+            run_dir.
 
     Source: AdaComp's published code.
     """
@@ -78,7 +79,7 @@ def Worker(  # noqa: N802 - AdaComp's name
             worker repeats the examples without end, in a new order in each epoch.
         args: Settings of the worker, in any form that `thinwire.script.settings` reads.
         model: A Keras model with a loss or logits, which holds the newest weights after the call.
-            None: the model that the flags network or model name.
+            None: the model that the flag network or the flag model names.
         num_train: Number of training examples of all workers together, which the warm-up of the
             method dgc needs.
         **settings: Flags of the worker by name. Without the flag run_dir the worker saves no state

@@ -24,9 +24,9 @@ RATE_TOLERANCE = 1e-6
 class GradientSGD(LeavesOnExit):
     """Replaces the optimizer of a training loop: `step` sends gradients and receives weights.
 
-    The constructor joins the run and writes the server's weights into the model, so that the
-    server can apply the first gradient. The worker leaves the run at `close`, at the end of a
-    `with` block, or at the end of the process.
+    The constructor of `GradientSGD` joins the run and writes the server's weights into the model,
+    so that the server can apply the first gradient. A worker with `GradientSGD` leaves the run at
+    `close`, at the end of a `with` block, or at the end of the process.
 
     Args:
         model: A Keras model. The workers share the variables in its W_global, or all trainable
@@ -101,7 +101,7 @@ class GradientSGD(LeavesOnExit):
         loss: float | None = None,
         samples: int | None = None,
     ) -> StepInfo:
-        """Send the gradients of one mini-batch and write the new weights into the model.
+        """Send the gradients of one mini-batch and write the server's new weights into the model.
 
         Args:
             grads_and_vars: Pairs (gradient, variable) of the shared variables, in any order. A

@@ -21,7 +21,7 @@ _installed = False
 def add_listener(listener: Callable[[], None]) -> None:
     """Call `listener` in a background thread at every Ctrl-C, in addition to Python's own handler.
 
-    The listener is also called at SIGTERM if Python handles SIGTERM, as in scripts that
+    A listener for Ctrl-C is also called at SIGTERM if Python handles SIGTERM, as in scripts that
     `thinwire run` starts.
 
     The first listener added in the main thread sets the process's wake-up descriptor for signals.
@@ -62,7 +62,7 @@ def _release() -> None:
     """Unset the wake-up descriptor in a forked child, which shares its pipe with the parent.
 
     With a shared wake-up pipe, a signal to the child would call the listeners in the parent
-    process. Keras, for example, ends the forked processes of its pools with SIGTERM.
+    process. Keras, for example, sends SIGTERM to end the forked processes of its pools.
     """
     signal.set_wakeup_fd(-1)
 

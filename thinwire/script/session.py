@@ -148,7 +148,7 @@ class Session:
     """Worker of a script, which joins the run, takes training steps, leaves, and may join again.
 
     Args:
-        settings: Settings of the run and of this worker.
+        settings: Settings of the run and of this worker in it.
         shared: The script's model, with the variables that all workers train as one flat vector.
         num_train: Number of examples in the whole training set, by which a codec's warm-up counts
             epochs; None if unknown.
@@ -515,7 +515,7 @@ class Session:
 
         Raises:
             RunOver: The run ended before this step was sent.
-            Diverged: A hundred mini-batches in a row had NaN or infinity.
+            Diverged: A hundred successive mini-batches had NaN or infinity.
             Unreachable, Refused: The server does not answer within the time limits, or rejects this
                 worker.
         """
@@ -767,7 +767,7 @@ def part_of(settings: ScriptSettings, data: Sequence[Any], fit: FitNumber | None
     """Return a worker's part of a training set; the parts of all workers are disjoint.
 
     Args:
-        settings: Settings of the run and of this worker.
+        settings: Settings of the run and of this worker in it.
         data: Training data, equal on all workers: arrays [N, ...] in any nesting, or one
             tf.data.Dataset, keras.utils.PyDataset or ray.data.Dataset. Some values of --partition
             use the last arrays as labels.

@@ -108,9 +108,9 @@ class ScriptSettings:
     """Validated settings of a script: settings of the run that it joins, and its own flags.
 
     Attributes:
-        run: Settings of the run as a whole.
+        run: Settings that all processes of the run share.
         values: All settings of the process, as an object with the values of Thinwire's flags.
-        given: Names of the settings that the script itself gave.
+        given: Names of those settings that the script itself gave.
         local: True in mode msgd, which has no server.
         source: Origin of this process's worker id: "thinwire run", "arguments", "TF_CONFIG",
             "Slurm", "torchrun", "Kubernetes" or "THINWIRE_FLAGS".

@@ -1,8 +1,9 @@
 """A training script's control stream to shard 0: barriers, evaluations, and the run's end.
 
-A background thread keeps the control stream open from the script's first fit to the script's end.
-When the PS restarts, the control thread reconnects and reports the barriers and evaluations for
-which the script waits, the barriers that it has passed, and whether it has finished.
+A background thread keeps the control stream open from the script's first call of `fit` to the
+script's end. When the PS restarts, the control thread reconnects and reports the barriers and
+evaluations for which the script waits, the barriers that it has passed, and whether it has
+finished.
 """
 
 from __future__ import annotations
@@ -66,10 +67,11 @@ class Opening:
     """Answer of shard 0 to the waiting scripts when a barrier opens.
 
     Attributes:
-        changes: True if at least one script trains another model after the barrier than before; a
-            new phase (the time in which the shards train one model) then begins for all scripts.
+        changes: True if at least one script trains another model after the barrier than before. A
+            new phase of the run (the time in which it trains one model) then begins for all
+            scripts.
         offers: True if this script must send its model's description and weights to the PS for the
-            new phase.
+            new phase of the run.
     """
 
     changes: bool = False
@@ -198,7 +200,7 @@ class Control:
         Args:
             name: Name of the barrier, which is the same in all scripts and unique in a run. The
                 third call of `fit` has the barriers "fit-3-begin" and "fit-3-end".
-            changes: True if this script trains another model now than before the previous barrier.
+            changes: True if this script now trains another model than before the previous barrier.
             patience_seconds: Longest time to wait for the barrier, in seconds.
 
         Raises:
@@ -369,13 +371,13 @@ class Control:
         return self._is_confirmed
 
     def interrupt(self) -> None:
-        """Make a call that waits for shard 0 raise InterruptedError (any thread)."""
+        """Make a call that waits for shard 0 raise InterruptedError (callable in any thread)."""
         with self._changed:
             self._is_interrupted = True
             self._changed.notify_all()
 
     def resume(self) -> None:
-        """Allow calls to wait for shard 0 again, after `interrupt` has forbidden waits."""
+        """Allow calls to wait for shard 0 again, after `interrupt` has made them raise."""
         with self._changed:
             self._is_interrupted = self._closing.is_set()
 
@@ -519,7 +521,7 @@ class Control:
                 self._changed.notify_all()
 
     def _fail(self, error: Exception) -> None:
-        """Store the control stream's first fatal error and wake the calls that wait for shard 0."""
+        """Store the control stream's first fatal error; wake the calls that wait for shard 0."""
         with self._changed:
             if self._error is not None or self._closing.is_set():
                 return

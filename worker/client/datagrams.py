@@ -163,7 +163,7 @@ class DatagramChannel:
         )
 
     def _fall_back(self, why: str, *details: object) -> None:
-        """Send all later datagrams in the stream instead of over UDP; log the reason once."""
+        """Send all later datagrams in the gRPC stream instead of over UDP; log the reason once."""
         if not self.fell_back:
             consequence = "sending all further datagrams in the stream, without losses"
             logging.warning(f"{why}; {consequence}", *details)

@@ -51,7 +51,8 @@ class Exchange:
             layouts: For each shard, the slices of the model's variables that it stores.
             link: The worker's emulated network link.
             closing: Event that is set when the worker must stop.
-            aux_size: Number of auxiliary values that shard 0 averages in addition to the weights.
+            aux_size: Number of auxiliary values that shard 0 averages over the workers in addition
+                to the weights.
             offering: Offer (model description and weights) that the worker sends to shards without
                 a model; None if the shards have a model.
         """

@@ -1,7 +1,7 @@
 """Encodes one worker's pushes to one shard as messages for the gRPC stream.
 
 A push to a shard is usually one message. If each variable announces its own datagrams, a push is
-one message per variable and a last message without blocks. Datagrams that the stream carries
+one message per variable and a last message without blocks. Datagrams that the gRPC stream carries
 precede or follow the messages of the push.
 """
 

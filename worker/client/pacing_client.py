@@ -41,8 +41,8 @@ class PacingState:
             step: Number of the exchange that ends this round.
             local_steps: Number of local steps taken in this round. A query with 0 reports the start
                 of the round, and the state server does not answer it.
-            step_seconds: Duration of the last local step, in seconds.
-            age_seconds: Time since the last local step ended, in seconds.
+            step_seconds: Duration of the worker's last local step, in seconds.
+            age_seconds: Time since the worker's last local step ended, in seconds.
         """
         return pb.Query(
             incarnation=incarnation,
@@ -56,7 +56,7 @@ class PacingState:
     def decide(
         self, local_steps: int, answer: pb.Answer | None, seconds: float, is_away: bool = False
     ) -> bool:
-        """Return True if the worker must push now.
+        """Return True if the worker must push its changes now.
 
         While the state server is unreachable, the worker takes as many local steps as in its last
         round and then pushes. While the state server is unreachable, a push waits until the shard
@@ -95,12 +95,12 @@ class PacingClient:
             self._shard.notify(self._state.query(incarnation, step, 0, step_seconds))
 
     def ready(self, step: int, local_steps: int, step_seconds: float, finished_at: float) -> bool:
-        """Return True if the worker must push now.
+        """Return True if the worker must push its changes now.
 
         Args:
             step: Number of the exchange that ends this round.
             local_steps: Number of local steps taken in this round; with 0 there is nothing to push.
-            step_seconds: Duration of the last local step, in seconds.
+            step_seconds: Duration of the worker's last local step, in seconds.
             finished_at: Time at which the last local step ended, by time.monotonic(), in seconds.
         """
         if not self._queries or local_steps == 0:

@@ -6,11 +6,11 @@ uses threads and a socket, `thinwire.simulator.client` a virtual clock. The driv
 protocol: received messages (`receive`), lost streams (`lost`) and elapsed time (`tick`). The driver
 then performs the actions that the protocol returns, in order.
 
-A worker has at most one open request, a pull or a push. A worker's request stays open through lost
-streams, expulsion and quarantine until the shard has replied or has rejected it for good. The
-protocol sends an unanswered request again on each new stream. A repeated push has the same step and
-incarnation, by which the shard recognizes the retry. The table `TRANSITIONS` lists the states of
-the protocol and the triggers that lead from one state to the next.
+A worker has at most one open request to a shard, a pull or a push. A worker's request stays open
+through lost streams, expulsion and quarantine until the shard has replied or has rejected it for
+good. The protocol sends an unanswered request again on each new stream. A repeated push has the
+same step and incarnation, by which the shard recognizes the retry. The table `TRANSITIONS` lists
+the states of the protocol and the triggers that lead from one state to the next.
 """
 
 from __future__ import annotations
@@ -147,8 +147,9 @@ class ShardProtocol:
 
     Attributes:
         state: Present state of the protocol with the shard.
-        incarnation: Incarnation of this worker; 0 before the first Welcome.
-        has_joined: True if the shard has sent a Welcome to this incarnation.
+        incarnation: Incarnation (id of one process) of this worker; 0 before the first Welcome
+            message.
+        has_joined: True if the shard has sent a Welcome message to this incarnation of the worker.
         is_expelled: True if the shard has ended this worker's membership since its last Welcome
             message.
         halt_cause: Reason why the run ended, from shard 0; empty while the run continues.
@@ -158,7 +159,7 @@ class ShardProtocol:
         shard: Number of the shard; only shard 0 announces the end of the run.
         epochs: Newest membership epoch from any shard; the worker's protocols with all shards share
             this object.
-        incarnation: Incarnation of this worker; 0 if the shard must assign one.
+        incarnation: Incarnation (id of one process) of this worker; 0 if the shard must assign one.
     """
 
     def __init__(self, shard: int, epochs: NewestEpoch, incarnation: int = 0) -> None:
@@ -337,7 +338,7 @@ class ShardProtocol:
     # -- helpers ------------------------------------------------------------------------------
 
     def _move(self, trigger: Trigger) -> None:
-        """Change to the state to which a trigger leads from the present state.
+        """Change the protocol to the state to which a trigger leads from the present state.
 
         Raises:
             ValueError: The present state does not allow the trigger, which shows a bug in the

@@ -68,7 +68,8 @@ class ShardClient:
     """A worker's connection to one shard, with automatic reconnection.
 
     Attributes:
-        protocol: State machine that decides which requests are sent, repeated or given up.
+        protocol: State machine that decides which requests to the shard are sent, repeated or given
+            up.
         welcome: Welcome message that the shard sent on the newest stream.
         before_rejoining: Function that is called before an expelled worker sends a new Hello
             message.
@@ -254,7 +255,7 @@ class ShardClient:
         self._raise_if_ended()
 
     def abandon_push(self) -> None:
-        """Make the training thread replace the unanswered push by a pull (any thread)."""
+        """Make the training thread replace the unanswered push by a pull (from any thread)."""
         self._abandons = self.protocol.is_requesting and self.protocol.step > 0
 
     def _abandon(self) -> None:
@@ -300,7 +301,7 @@ class ShardClient:
             self._in_use = False
 
     def _wait_for_answer(self, patience_seconds: float | None) -> None:
-        """Receive messages until the query is answered or the time limit has passed."""
+        """Receive the shard's messages until the query is answered or the time limit has passed."""
         waited_from = time.monotonic()
         while self._answered is None and (session := self._session) is not None:
             try:
@@ -390,7 +391,7 @@ class ShardClient:
         """Try to connect to the shard until it sends a Welcome message.
 
         Raises:
-            Unreachable: The shard did not answer within the reconnect timeout.
+            Unreachable: The shard did not answer within the time limit for reconnecting.
             RequestRejected: The shard rejected this worker for good.
         """
         return self._join(lambda: self._dialler.dial(self._patience_seconds))

@@ -58,7 +58,7 @@ class ModelCopy:
         self._core = core
 
     def with_blocks(self, blocks: Iterable[Block]) -> Float32:
-        """Return a copy of the base weights [n], overwritten with dense blocks of shard 0."""
+        """Return a copy of the base weights [n], with dense blocks from shard 0 written over it."""
         flat = self._core.base.copy()
         for block in blocks:
             flat[self._place(block.slot)] = block.values.data
@@ -302,7 +302,7 @@ class CollectiveExchange(Exchange):
             raise MembershipChanged("adopted the model of a peer that had finished the round")
 
     def _is_stalled(self) -> bool:
-        """Return True if no byte has arrived from peers for `_STALL_SECONDS`."""
+        """Return True if no byte has arrived from other workers for `_STALL_SECONDS`."""
         received, now = self._server.bytes_received, time.monotonic()
         if received != self._progress[0]:
             self._progress = received, now

@@ -18,7 +18,7 @@ class CollectiveMember:
 
     Attributes:
         worker: Id of the worker.
-        incarnation: Number of the worker's incarnation.
+        incarnation: Number of the worker's incarnation (process).
         address: Address host:port of the worker's Peer service.
     """
 
@@ -33,7 +33,7 @@ class RoundId:
 
     Attributes:
         generation: Number of restarts of shard 0's model.
-        number: Version of the model after the round.
+        number: Version of the model after the round of sums.
     """
 
     generation: int

@@ -61,7 +61,7 @@ class _PeerConnection:
         """Return the peer's next reply, or None if no byte arrives for `progress_seconds`.
 
         Raises:
-            PeerLost: The stream has ended, or the peer refused the stream.
+            PeerLost: The stream to the peer has ended, or the peer refused it.
         """
         who = f"worker {self.member.worker} at {self.member.address}"
         try:
@@ -95,7 +95,7 @@ class Peers:
         Args:
             worker: Id of this worker.
             sender: Emulated uplink of this worker; None if no link is emulated.
-            chunk_bytes: Most bytes of values in one message to a peer.
+            chunk_bytes: Largest number of bytes of values in one message to a peer.
             max_model_bytes: Largest accepted size of a peer's weights and optimizer slots, in
                 bytes.
             credentials: Credentials with which this worker connects to its peers.
@@ -109,7 +109,7 @@ class Peers:
 
     @property
     def bytes_sent(self) -> int:
-        """Total number of training bytes sent to peers."""
+        """Total number of training bytes that this worker has sent to its peers."""
         return self._closed_bytes + sum(c.stream.bytes_sent for c in self._open.copy().values())
 
     @property
@@ -123,7 +123,7 @@ class Peers:
 
         Args:
             member: Peer to which the message is sent.
-            part: Header of the part: round, algorithm and number.
+            part: Header of the part of the sum: its round, algorithm and number.
             values: [k] float32 entries of the sum's buffer, which are the content of the part.
 
         Raises:

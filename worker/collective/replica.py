@@ -43,7 +43,7 @@ class Replica:
     """
 
     def __init__(self, theta: Float32, method: Method, kernels: Kernels) -> None:
-        """Store the weights `theta` [n] float32; the replica has no version yet.
+        """Store the weights `theta` [n] float32 as a replica that has no version yet.
 
         Args:
             theta: [n] float32 weights that the replica changes in place.
@@ -60,7 +60,7 @@ class Replica:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the replica's weights and optimizer slots, in bytes."""
+        """Size of this worker's copy of the weights and optimizer slots, in bytes."""
         return sum(array.nbytes for array in self._arrays())
 
     def fetched(self, at: RoundId, weights: Float32) -> None:
@@ -87,7 +87,7 @@ class Replica:
             self.at, self.stepped = at, True
 
     def adopt(self, payload: memoryview, at: RoundId) -> None:
-        """Adopt the model and optimizer of a peer.
+        """Adopt the model and the optimizer state of a peer.
 
         Args:
             payload: The peer's weights and optimizer slots; empty if the peer's replica equals this
@@ -110,7 +110,7 @@ class Replica:
         return code.digest()
 
     def answer(self, query: peers.ModelQuery) -> tuple[peers.Holding, Sequence[BytesLike]]:
-        """Return the replica's version, and its content if a peer queries this version.
+        """Return the version of this worker's model, and its content if this version is queried.
 
         The method `answer` may be called from any thread. The returned content is empty if the
         query's digest shows that the peer's replica is equal.
@@ -160,11 +160,11 @@ class Replica:
 
 
 class Neighbours:
-    """Updates this worker's replica from the replicas of its peers.
+    """Updates this worker's replica (copy of the model) from the replicas of its peers.
 
     Attributes:
         ahead: True if a peer has finished the next round already, and waits for this worker to
-            report that round.
+            report it.
     """
 
     def __init__(self, streams: Peers, replica: Replica) -> None:

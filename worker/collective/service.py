@@ -43,7 +43,7 @@ class PeerServer:
         pace: Callable[[ServerStream], None] = lambda stream: None,
         guard: ConnectionGuard | None = None,
     ) -> None:
-        """Store the arguments; `listen` starts the service.
+        """Store the arguments; `listen` starts the Peer service.
 
         Args:
             mailbox: Store of the received parts of sums.
@@ -51,7 +51,7 @@ class PeerServer:
                 of the streams.
             max_part_bytes: Largest accepted part of a sum, in bytes. The service refuses larger
                 parts before it allocates memory.
-            pace: Function that limits a new stream to this worker's emulated link.
+            pace: Function that limits a new stream to the rate of this worker's emulated link.
             guard: Guard that admits and authenticates peers; None to admit every peer.
         """
         self._guard = guard or ConnectionGuard()
@@ -65,7 +65,7 @@ class PeerServer:
         self.run_id = ""
 
     def listen(self, address: str, port: int) -> int:
-        """Listen for connections of peers; return the port.
+        """Listen for connections of peers; return the port at which the service listens.
 
         Args:
             address: Address of this machine at which the service listens.
@@ -197,7 +197,7 @@ def guard_of(credentials: Credentials, nb_workers: int) -> ConnectionGuard:
 
 
 def pace_of(link: Link) -> Callable[[ServerStream], None]:
-    """Return a function that limits a stream to a worker's emulated link."""
+    """Return a function that limits a stream to the rate of a worker's emulated link."""
 
     def pace(stream: ServerStream) -> None:
         if link.active:

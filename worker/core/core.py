@@ -117,7 +117,7 @@ class UpdatePacker:
         Args:
             values: [num_parameters] float32 gradient or change of weights: a numpy array or a
                 `thinwire.ops.kernels.device.DeviceArray`.
-            step: Number of the worker's exchange, counted from 1.
+            step: Number of the worker's exchange with the shards, counted from 1.
             learning_rate: Learning rate of the step whose values are encoded.
             epoch: Number of examples that all workers have consumed, divided by the size of the
                 training set.
@@ -187,7 +187,7 @@ class UpdatePacker:
 
         Args:
             packet: Packet of coded changes that the exchange sends to the shards.
-            step: Number of the worker's exchange, counted from 1.
+            step: Number of the worker's exchange with the shards, counted from 1.
             loss: Mean loss of the mini-batches in the packet; None if the loss is unknown.
         """
         self.sent = split_packet(packet, self._layouts)
@@ -237,7 +237,7 @@ class UpdatePacker:
             self._router_state = router.undelivered(shard, None, self._router_state)
 
     def forget(self, shards: Iterable[int]) -> None:
-        """Drop all residuals, because shards rejected the last packet's values as too large."""
+        """Drop all residuals (unsent entries): shards rejected the last packet as too large."""
         self._codec_states = self._initial_states()
         for shard in shards:
             self.record_loss(shard, ())
@@ -326,7 +326,7 @@ class WorkerCore:
                 the epoch. With 0, codecs always work as in the first epoch.
             groups: For each optimizer of a script, the numbers of the tensors that it updates.
                 Empty if one optimizer updates all tensors.
-            rate_in_round: Schedule of the learning rate for the local steps within a round. None to
+            rate_in_round: Schedule of the learning rate for the local steps within a round; None to
                 use the rate that shard 0 sent last.
             keeps_on_device: True to store `weights` on the device, if the kernels are TensorFlow's.
         """

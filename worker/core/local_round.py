@@ -67,7 +67,7 @@ class LocalRound:
         return self._moves and not self.samples
 
     def step(self, values: Float32, learning_rate: float) -> None:
-        """Take a step of the local optimizer on the local weights.
+        """Take one step of the local optimizer, which changes the local weights.
 
         Args:
             values: [n] float32 gradient. If a script's own optimizer updates the weights, the
@@ -98,7 +98,7 @@ class LocalRound:
             self._losses.append(loss)
 
     def restart(self) -> None:
-        """Start the next round: reset the local weights and all counts."""
+        """Start the next round of local steps: reset the local weights and all counts."""
         if self._moves:
             self._weights[:] = self._start
             self.slots = self._optimizer.restart(self._weights, self.slots)
@@ -114,7 +114,7 @@ class LocalRound:
         self.slots = self._optimizer.unpack(means, self.slots)
 
     def forget(self) -> None:
-        """Reset the parts of the local optimizer's state in which gradients have accumulated."""
+        """Reset the state of the local optimizer in which gradients have accumulated."""
         self.slots = self._optimizer.forget(self._weights, self.slots)
 
     def save(self, versions: Sequence[int], statistics: Float32) -> State:

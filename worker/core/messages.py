@@ -58,7 +58,7 @@ class ShardReply:
     Attributes:
         operation: Operation by which the shard's reply changes the worker's base weights.
         blocks: Blocks of values that the operation of the reply applies to the weights.
-        version: Version of the shard's model after the reply.
+        version: Version of the shard's model after it has processed the push.
         generation: Number of restarts of the shard's model from a checkpoint.
         learning_rate: Learning rate of the run's schedule for the worker's next step.
         samples: Number of examples that all workers of the run have consumed.
@@ -105,7 +105,7 @@ class PushRequest:
     """The pushes of one exchange, one push per shard.
 
     Attributes:
-        step: Number of the exchange, counted from 1.
+        step: Number of the exchange, which the worker counts from 1.
         kind: Meaning of the pushed values, such as gradient or change of weights.
         shards: For each shard, the blocks to push. The slot of a block is the number of the shard's
             slice of the model.

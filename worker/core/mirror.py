@@ -40,7 +40,7 @@ class DeviceMirror:
 
         Args:
             start: Position in the model of the first entry of the changed part.
-            size: Number of entries of the changed part.
+            size: Number of entries in the changed part of the model.
             indices: [k] int64 positions of the changed entries, relative to `start`; None if all
                 entries of the part change.
         """

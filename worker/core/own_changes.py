@@ -24,14 +24,14 @@ class OwnChanges:
     2020, at every step.
 
     Attributes:
-        unsent: [n] float32 sum of the changes that no push has sent yet, over all steps.
+        unsent: [n] float32 sum of the changes of weights that no push has sent yet, over all steps.
         weights: [n] float32 weights before the next step: `base` + `unsent`.
         step_taken: [n] float32 weights before the newest step minus the weights after it, which the
             codec encodes. The array stays constant until the next step.
         is_ahead: True if the codec has not encoded the newest step yet.
 
     Args:
-        base: [n] float32 model as received from the shards.
+        base: [n] float32 weights of the model as received from the shards.
     """
 
     def __init__(self, base: Float32) -> None:
@@ -43,8 +43,9 @@ class OwnChanges:
         """Record a step that the script's own optimizer has taken.
 
         Args:
-            values: [n] weights after the step, which started at `weights`.
-            loss: Loss of the step's mini-batch; None if unknown.
+            values: [n] weights after the step of the script's optimizer, which started at
+                `weights`.
+            loss: Mean loss of the mini-batch of the step; None if unknown.
             statistics: [m] moving statistics after the step; None if shard 0 does not average
                 statistics.
 

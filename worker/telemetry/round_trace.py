@@ -123,7 +123,7 @@ class RoundMeasure:
         because every record has a number.
 
         Args:
-            origin: Origin of the records: host, device, worker and incarnation.
+            origin: Origin of the records of rounds: host, device, worker and incarnation.
             receiver: Object that identifies the connection to shard 0, compared by identity.
         """
         repeated = list(self._sent) if receiver is not self._receiver else []

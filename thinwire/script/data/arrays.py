@@ -79,7 +79,7 @@ def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
 
     Raises:
         ConfigurationError: A worker would have no rows, a batch in the middle of an epoch would
-            have fewer rows than the run has workers, or the labels do not fit --partition.
+            have fewer rows than the run has workers, or the labels do not fit the flag --partition.
     """
     fit_arguments = dict(arguments)
     cut_off_validation(fit_arguments)
@@ -170,7 +170,7 @@ def _rounds(
         total: Number of rows that the script gave to `fit` on this worker.
         sizes: Number of rows of each worker; None if the script itself divides its rows among
             workers.
-        repeats: True if the script sets steps_per_epoch.
+        repeats: True if the script passes steps_per_epoch to `fit`.
     """
     if not place.divides_batch:
         return None
@@ -327,7 +327,7 @@ def _gather(rows: Any, arrays: Any) -> Any:
 
 
 def cut_off_validation(given: dict[str, Any]) -> None:
-    """Replace `validation_split` in the arguments by `validation_data`, as Keras' fit does."""
+    """Replace `validation_split` in `fit`'s arguments by `validation_data`, as Keras' fit does."""
     fraction = given.get("validation_split")
     if not fraction or given.get("validation_data") is not None:
         return

@@ -1,4 +1,4 @@
-"""Division of a keras.utils.PyDataset, which makes a batch for each index, among workers."""
+"""Divides a keras.utils.PyDataset, which makes a batch for each index, among workers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _unshared_rounds(place: WorkerPlace) -> Rounds | None:
 
 
 def _rounds(mine: SharedBatches, place: WorkerPlace, steps: int | None) -> Rounds | None:
-    """Return the row counts of all workers in each step; None if workers do not divide batches."""
+    """Return the rows of all workers by step; None if workers do not divide batches."""
     if not place.divides_batch:
         return None
     if not place.one_group:
@@ -146,26 +146,26 @@ class _Sizes:
 
 
 class SharedBatches(keras.utils.PyDataset):
-    """A worker's part of a script's PyDataset.
+    """A PyDataset with one worker's part of the batches of the script's PyDataset.
 
     A window is n successive batches of the script in a run of n workers. If workers train on whole
-    batches, a worker gets one batch of each window. If workers divide batches, a worker has as many
-    steps as the script has batches. Without shuffling, every worker makes each batch and keeps its
-    part of the rows, so that the workers' k-th steps together are the script's k-th batch. With
-    shuffling, a worker makes one batch of each window and trains on the n parts of this batch in n
-    steps, so that only one worker makes each batch. The batches of an incomplete last window are
-    divided by rows among all workers.
+    batches, each worker gets one batch of each window of n batches. If workers divide batches, a
+    worker has as many steps as the script has batches. Without shuffling, every worker makes each
+    batch and keeps its part of the rows, so that the workers' k-th steps together are the script's
+    k-th batch. With shuffling, a worker makes one batch of each window and trains on the n parts of
+    this batch in n steps, so that only one worker makes each batch. The batches of an incomplete
+    last window are divided by rows among all workers.
     """
 
     def __init__(
         self, whole: keras.utils.PyDataset, place: WorkerPlace, sizes: _Sizes, shuffled: bool
     ) -> None:
-        """Plan the steps of the first epoch.
+        """Plan the steps of the first epoch of a worker.
 
         Args:
             whole: PyDataset that the script passes to `fit`.
             place: This worker's number in the run, and the rules by which workers divide data.
-            sizes: Number and sizes of the batches of `whole`.
+            sizes: Number and sizes of the batches of the PyDataset `whole`.
             shuffled: True if `fit` shuffles the batches of each epoch.
         """
         super().__init__(whole.workers, whole.use_multiprocessing, whole.max_queue_size)

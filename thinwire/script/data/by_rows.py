@@ -35,7 +35,7 @@ def mixes_rows(wrapper: Any, batch: Any, place: WorkerPlace) -> bool:
     """Return True if a map computes other rows from a batch's parts than from the batch.
 
     Args:
-        wrapper: The map's function, as tf.data wraps it.
+        wrapper: Function of the map, as tf.data wraps it.
         batch: An element of the map's input with at least two rows; None if no element is known.
         place: Place of any worker in the run, by which the test divides the batch into parts.
 

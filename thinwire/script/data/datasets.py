@@ -86,7 +86,7 @@ def _rounds(plan: _Plan, place: WorkerPlace, part: _WorkerPart | None, has_steps
         place: Place of this worker, which takes a part of each batch.
         part: This worker's part of the dataset; None if the script itself divides its data among
             workers.
-        has_steps: True if the script sets steps_per_epoch.
+        has_steps: True if the script passes steps_per_epoch to `fit`.
     """
     size, batching = plan.batch_size, plan.batching
     if size is None:
@@ -480,10 +480,11 @@ class _WorkerPart:
         """Return the index of the transformation whose output elements are divided among workers.
 
         Elements are divided after the last transformation before the first shuffle and before the
-        batching up to which all workers get the same elements. Its output gives the most even
-        parts. The rows of one file or one window go to the same worker only if necessary. A
-        `filter` after a shuffle would give the workers different numbers of rows and steps. So rows
-        are divided after the `filter` if the shuffle can have the same order on all workers.
+        batching up to which all workers get the same elements. The output of this transformation
+        gives the most even parts. The rows of one file or one window go to the same worker only if
+        necessary. A `filter` after a shuffle would give the workers different numbers of rows and
+        steps. So rows are divided after the `filter` if the shuffle can have the same order on all
+        workers.
         """
         last, reason = len(self._nodes) - 1, ""
         first = 0 if self._plan.batching is None else self._plan.batching + 1

@@ -20,7 +20,7 @@ _NUM_SEEDS = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class FitNumber:
-    """Position of a call of `fit` among all calls of `fit` in its script.
+    """Numbers that locate a call of `fit` among all calls of `fit` in its script.
 
     Attributes:
         before: Number of the script's calls of `fit` before this call.

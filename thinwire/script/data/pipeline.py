@@ -183,7 +183,7 @@ def has_functions(node: Pipeline) -> bool:
 
 
 def may_drop(node: Pipeline) -> bool:
-    """Return True if a transformation may drop elements because of their content (`filter`)."""
+    """Return True if a transformation may drop elements depending on their content (`filter`)."""
     return name_of(node) in ("_FilterDataset", "_IgnoreErrorsDataset")
 
 
@@ -217,7 +217,7 @@ def first_element(node: Pipeline) -> Any:
     store the element.
 
     Raises:
-        tf.errors.OpError: Reading the pipeline fails.
+        tf.errors.OpError: Reading the elements of the pipeline fails.
     """
     passed_by = _passed_by(node)
     return None if passed_by is None else next(iter(passed_by.take(1)), None)
@@ -441,7 +441,8 @@ def has_open_order(node: Pipeline, whole: Pipeline) -> bool:
 def why_unsure(node: Pipeline, whole: Pipeline) -> str:
     """Return why the elements of a dataset may differ between workers; "" if they are equal.
 
-    The check assumes that the script provides the same arrays and files on every worker.
+    The check of a transformation assumes that the script has the same arrays and files on every
+    worker.
 
     Args:
         node: Transformation whose output must be equal on all workers.
@@ -497,7 +498,7 @@ def _impure(graph: Any) -> str:
 
 
 def plain_name(node: Pipeline) -> str:
-    """Return the name of a transformation for messages, for example ``ParallelMap``."""
+    """Return the name of a transformation for error messages, for example ``ParallelMap``."""
     return name_of(node).removeprefix("_").removesuffix("V2").removesuffix("Dataset")
 
 

@@ -127,8 +127,8 @@ class WorkerPlace:
         """Return the positions of this worker's rows in a window, by the function `deal`.
 
         Args:
-            num_rows: Number of rows in the window.
-            epoch: Number of the pass over the data within the fit, from 0.
+            num_rows: Number of rows in the window (the rows for one batch of each worker).
+            epoch: Number of the pass over the data within the call of `fit`, from 0.
             window: Number of the window (the rows for one batch of each worker) within the epoch,
                 from 0.
 
@@ -140,7 +140,7 @@ class WorkerPlace:
         return np.flatnonzero(deal(num_rows, self.num_workers, seed) == self.worker)
 
     def num_dealt(self, num_rows: int, worker: int = 0) -> int:
-        """Return the number of rows that a worker gets of a window; worker 0 means this worker."""
+        """Return how many rows of a window a worker gets; worker 0 means this worker."""
         return len(range((worker or self.worker) - 1, num_rows, self.num_workers))
 
     def dealt_rows(self, total: int, window: int) -> tuple[int, ...]:
@@ -203,9 +203,10 @@ class WorkerPlace:
     def steps(self, num_steps: int) -> int:
         """Return this worker's number of steps, for a script that sets steps_per_epoch.
 
-        If workers take parts of each batch, every worker takes all steps. If workers train on whole
-        batches, the workers divide the steps. Workers that step together get equal numbers of
-        steps, rounded up, because each step waits for all workers.
+        If workers take parts of each batch, every worker takes all steps that the script sets. If
+        workers train on whole batches, they divide the steps that the script sets. Workers that
+        step together get equal numbers of steps, rounded up, because each step waits for all
+        workers.
         """
         if self.divides_batch or not self.is_shared:
             return num_steps
@@ -374,7 +375,8 @@ def deal(num_rows: int, num_workers: int, seed: Sequence[int]) -> NDArray[np.int
     classes.
 
     Args:
-        num_rows: Number of rows in the window; the last window of an epoch may be shorter.
+        num_rows: Number of rows in the window (one batch of each worker); the last window of an
+            epoch may be shorter.
         num_workers: Number of workers that divide the rows.
         seed: Seeds of the random order: the run's seed, then the numbers of the `fit`, the epoch
             and the window.

@@ -66,12 +66,13 @@ _FIT = _FitOfThread()
 
 @contextlib.contextmanager
 def own_randomness(place: WorkerPlace) -> Iterator[None]:
-    """Make random ops draw different numbers on each worker for the time of the block.
+    """Make random ops draw different numbers on each worker within the block.
 
     The launcher gives all workers the same seed, so that the script draws the same numbers on all
     workers. With equal seeds in `fit`, each worker would draw the same noise. Within the block,
-    worker 1 draws the numbers that the script would draw without Thinwire. After the block all
-    workers draw the same numbers again. The block does not change the seeds of a model's layers.
+    worker 1 draws the numbers that the script would draw without Thinwire. After the block, all
+    workers draw equal random numbers again. The block does not change the seeds of a model's
+    layers.
 
     Args:
         place: This worker's number in the run, and the rules by which workers divide data.

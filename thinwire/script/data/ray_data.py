@@ -136,10 +136,10 @@ class _Columns:
 
 
 def _batches(dataset: Any, columns: _Columns, total: int, size: int, place: WorkerPlace) -> Any:
-    """Return a tf.data.Dataset of batches with this worker's rows.
+    """Return a tf.data.Dataset of batches that hold this worker's rows.
 
     Args:
-        dataset: ray.data.Dataset of the script.
+        dataset: ray.data.Dataset that the script passes to `fit`.
         columns: Names of the columns of `dataset` that are x, labels and weights.
         total: Number of rows in `dataset`.
         size: Number of rows that all workers divide for one batch of each worker.

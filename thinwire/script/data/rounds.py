@@ -1,4 +1,4 @@
-"""Number of rows (examples) that all workers together train on in each step of an epoch.
+"""Knows how many rows (examples) all workers together train on in each step of an epoch.
 
 A loss that sums over rows must sum over the rows of all workers in a round (a step of all workers).
 A server averages the workers' gradients, weighted by their numbers of rows. So a worker must know

@@ -2,8 +2,8 @@
 
 If optimizers step on the worker, the weights alone do not show whether an optimizer or the script
 changed them. So Thinwire records calls of `keras.Variable.assign`, eagerly and within a graph, by
-which layers, callbacks and train_steps set weights. Changes by Keras' optimizers and by Thinwire
-are not recorded, because neither of them calls `assign`.
+which layers, callbacks and train_steps set weights. Changes of variables by Keras' optimizers and
+by Thinwire are not recorded, because neither of them calls `assign`.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Assignments:
             self._flag.assign(True)
 
     def take(self, variables: Sequence[Any]) -> Float32 | None:
-        """Return the changes that were assigned since the last call of `take`, and clear the sums.
+        """Return the changes assigned to variables since the last `take`, and clear their sums.
 
         Args:
-            variables: Variables whose changes are returned, in this order.
+            variables: Keras variables whose assigned changes are returned, in this order.
 
         Returns:
             [n] float32 changes of the variables' n values, concatenated; None if all changes are
@@ -75,7 +75,7 @@ class Assignments:
         return flat if flat.any() else None
 
     def clear(self) -> None:
-        """Set the sums of the changes of all variables to zero."""
+        """Set the sums of the assigned changes of all variables to zero."""
         for total in self._sums.values():
             total.assign(tf.zeros_like(total))
         self._flag.assign(False)

@@ -25,7 +25,7 @@ class CentralAccess:
 
     Args:
         member: Membership of the model in a run: settings, session with the servers and barriers.
-        optimizers: Optimizers of the script that step in the run.
+        optimizers: Optimizers of the script that train in the run.
     """
 
     def __init__(self, member: RunMember, optimizers: ScriptOptimizers) -> None:

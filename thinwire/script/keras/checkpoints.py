@@ -41,7 +41,7 @@ _OF_MANAGERS = ("update_checkpoint_state_internal", "_delete_file_if_exists")
 def write_checkpoints_once(
     workers: Callable[[], Sequence[CheckpointingWorker]], writes: Callable[[], bool]
 ) -> None:
-    """Let only one worker of the run write TensorFlow's checkpoints.
+    """Let only one worker of the run write TensorFlow's own checkpoints.
 
     Args:
         workers: Function that returns the objects of all models in this process that train as

@@ -101,13 +101,13 @@ def check_optimizer(optimizer: Any, method: Method, takes_momentum: bool) -> Non
     SGD must equal the server's optimizer.
 
     Args:
-        optimizer: Optimizer that the script has compiled its model with.
+        optimizer: Optimizer with which the script has compiled its model.
         method: Training method of the run.
         takes_momentum: True if the training method applies the momentum of the compiled optimizer
             itself.
 
     Raises:
-        ConfigurationError: A setting of the compiled optimizer would have no effect.
+        ConfigurationError: A setting of the compiled optimizer would have no effect in the run.
     """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ConfigurationError(

@@ -1,8 +1,8 @@
 """Replaces errors of Keras and TensorFlow about data by messages that name the data and the fix.
 
 Errors about data are recognized by their text, after a step has failed. So successful steps take no
-extra time, and data that Keras accepts is never rejected. The data may have any form that `fit`
-accepts: arrays, dicts, tf.data or generators.
+extra time, and data that Keras accepts is never rejected. The data passed to `fit` may be arrays,
+dicts, tf.data or generators.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def refusing_unfit(model: Any) -> Iterator[None]:
         model: Keras model that the script trains.
 
     Raises:
-        ConfigurationError: The data does not fit the model. Errors with other causes pass
+        ConfigurationError: The data does not fit the model. An error with another cause is raised
             unchanged.
     """
     try:

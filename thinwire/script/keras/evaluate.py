@@ -3,8 +3,8 @@
 The evaluator runs the same script as the workers, so it has the same validation data and compiled
 metrics. Within a `fit` the evaluator answers the workers' requests at the ends of epochs, and also
 evaluates weights between requests. The evaluator's `fit` returns when the workers begin their next
-`fit`. The evaluator's process ends with the run, so it never executes the script's code after the
-last `fit`.
+call of `fit`. The evaluator's process ends with the run, so it never executes the script's code
+after the last `fit`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def evaluate_fit(model: keras.Model, run: Run) -> None:
 
     Args:
         model: Keras model, compiled before or after this call.
-        run: Settings of the run.
+        run: Settings of the training run.
     """
     report_arrival(run)
     evaluator = FitEvaluator(model, run, _requests_of, _end_process, _SCRIPT)
@@ -202,7 +202,7 @@ class FitEvaluator:
 
     Args:
         model: Keras model, compiled before its first `fit`.
-        run: Settings of the run.
+        run: Settings of the training run.
         requests: Function that returns the stream of evaluation requests of a run, and opens the
             stream at the first call.
         end_process: Function that ends this process, called at the end of the run.
@@ -236,7 +236,7 @@ class FitEvaluator:
 
     @property
     def requests(self) -> EvaluationRequests:
-        """The stream from shard 0 that carries the workers' evaluation requests."""
+        """The stream from shard 0 on which the workers' evaluation requests arrive."""
         return self._requests_of(self._run)
 
     def fit(self, arguments: dict[str, Any]) -> keras.callbacks.History:

@@ -34,7 +34,7 @@ class EvaluatedWeights:
 
     Args:
         model: Built Keras model of the evaluator; it must equal the workers' model.
-        run: Settings of the run.
+        run: Settings of the training run.
         run_id: Identifier of the run, which the stream of evaluation requests delivers.
         begun: Message from the workers which reports that the `fit` has begun.
 
@@ -78,7 +78,7 @@ class EvaluatedWeights:
         return list(view.versions), tuple(zlib.crc32(values.data) for values in loaded)
 
     def close(self) -> None:
-        """Close the streams that fetch weights from the shards."""
+        """Close the streams on which weights are fetched from the shards."""
         self._central.close()
 
     def _put_averages(self, weights: Float32) -> None:

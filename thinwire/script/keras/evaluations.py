@@ -36,7 +36,7 @@ def _is_of_script(callback: Any) -> bool:
 
 
 class FitEvaluations:
-    """Evaluations of the validation data within a model's calls of `fit`.
+    """Evaluates the validation data within a model's calls of `fit`.
 
     Args:
         member: Membership of the model in a run: its settings, its session with the servers, its

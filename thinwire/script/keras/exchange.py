@@ -124,7 +124,7 @@ class StepExchange:
 
         Args:
             step: Object that replaces the optimizer's method `apply`.
-            repeats: True if an earlier step already counted the examples of the mini-batch.
+            repeats: True if an earlier step has already counted the examples of the mini-batch.
             in_turn: True if other optimizers of a training loop may step before the weights are
                 exchanged.
             values: [num_parameters] float32 gradient, or weights if the optimizer updates them on

@@ -68,7 +68,7 @@ class EpochEnd(keras.callbacks.Callback):
     """Last callback of a `fit`, which agrees with the other workers' scripts on an early end."""
 
     def __init__(self, session: ModelSession) -> None:
-        """Store the session of the model (``model.thinwire``)."""
+        """Store the model's session with the servers (``model.thinwire``)."""
         super().__init__()
         self._session = session
 

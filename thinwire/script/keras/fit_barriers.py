@@ -35,9 +35,9 @@ class FitBarriers:
             (before the first step) or "left" (after the last callback).
 
     Args:
-        run: Settings of the run.
-        id_worker: Number of this worker.
-        run_id: Identifier of the run, as the shards sent it to this worker.
+        run: Settings of the training run.
+        id_worker: Id of this worker.
+        run_id: Identifier of the run, which the shards have sent to this worker.
         on_stop: Function that ends the current `fit` when the script of another worker ends it,
             called in the control stream's thread with the number of epochs after which the `fit`
             ends (0: immediately).

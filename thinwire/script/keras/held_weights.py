@@ -74,8 +74,8 @@ def assigned_by_script(session: Session, change: Float32 | None) -> Float32 | No
 
     Args:
         session: This worker's session with the servers.
-        change: [num_parameters] float32 sum of the changes that the script has assigned since the
-            newest step; None if the script has assigned nothing.
+        change: [num_parameters] float32 sum of the changes that the script has assigned to weights
+            since the newest step; None without such a change.
 
     Returns:
         [num_parameters] float32 changes, including earlier changes that have not been sent; None

@@ -73,7 +73,7 @@ class Joining:
             lift_hold()
 
     def join_by_flags(self) -> None:
-        """Join or rejoin a run in which flags define the server's model and optimizer."""
+        """Join or rejoin a run whose server has a model and an optimizer from flags."""
         member, is_first = self._member, self._member.session is None
         if is_first:
             shared = SharedModel.of(member.model, is_offered=False)

@@ -96,7 +96,8 @@ class KeptState:
         Args:
             session: Session of this worker with the servers, which has just joined the run.
             optimizers: Built optimizers, in the order in which the PS knows them.
-            last_step: Last step of this worker that the shards applied; 0 if they applied no step.
+            last_step: Number of this worker's last step that the shards applied; 0 if they applied
+                none.
 
         Returns:
             Saved state of the worker's core (step count, codec's residual); None if there is no

@@ -37,7 +37,7 @@ class Together:
     """Several models that a script's training loop trains together, with the attributes of one.
 
     Attributes:
-        models: Models in the order in which the script gave them to `distribute`.
+        models: Models in the order in which the script passed them to `distribute`.
         stop_training: True if training must stop, like the attribute of this name of a Keras model.
     """
 
@@ -80,7 +80,7 @@ class Together:
         return _once(v for model in self.models for v in model.non_trainable_variables)
 
     def train_step(self, data: Any) -> Any:
-        """Raise NotImplementedError: several models have no common train_step."""
+        """Raise NotImplementedError, because several models have no common train_step."""
         raise NotImplementedError(f"a train_step of {self.name} for {type(data).__name__}")
 
 
@@ -176,7 +176,7 @@ class LoopSteps:
 
     @staticmethod
     def _check(step: ExchangeStep, known: dict[ExchangeStep, PlannedStep]) -> None:
-        """Reject an optimizer if its variables cannot be known before its first step."""
+        """Reject an optimizer if it is unknown before its first step which variables it updates."""
         variables = {id(v) for v in known[step].variables}
         unbuilt = [other for other in known if other is not step and not other.optimizer.built]
         shared = any(variables & {id(v) for v in known[other].variables} for other in unbuilt)

@@ -49,7 +49,7 @@ def measure_fit(model: keras.Model, path: pathlib.Path) -> None:
 
     Args:
         model: Keras model. The script may compile the model before or after this call.
-        path: File that the measurement is written to.
+        path: Path of the file to which the measurement is written.
     """
     alone = model.fit
 
@@ -145,7 +145,7 @@ class _Stopper(keras.callbacks.Callback):
         self._measurement = measurement
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Set `model.stop_training` if enough steps have been measured."""
+        """Set `model.stop_training` once enough steps have been measured."""
         if self._measurement.is_done:
             self.model.stop_training = True
 

@@ -129,7 +129,7 @@ class ScriptOptimizers:
             self.stepping = [self.compiled]
 
     def build_compiled(self) -> None:
-        """Create the compiled optimizer's variables (moments), if the model's variables exist."""
+        """Create the compiled optimizer's variables (moments) if the model's variables exist."""
         model = self._member.model
         if self.compiled is not None and is_built(model):  # an unbuilt model has no variables yet
             self.compiled.build(model.trainable_variables)
@@ -170,7 +170,7 @@ class ScriptOptimizers:
 
         Args:
             step: Object that replaces the optimizer that is about to step.
-            variables: Variables that the optimizer is called with.
+            variables: Variables that the optimizer is called with in this step.
 
         Raises:
             ConfigurationError: The PS knows other variables for the optimizer, or the optimizer is
@@ -215,7 +215,7 @@ class ScriptOptimizers:
         self._states.forget()
 
     def are_set_by_script(self, in_step: bool = False) -> bool:
-        """Return True if the script has set state of an optimizer since the end of the last `fit`.
+        """Return True if the script has set values of an optimizer since the end of the last `fit`.
 
         Changed optimizer state counts only if the PS or a codec holds it during training.
 
@@ -272,7 +272,7 @@ class ScriptOptimizers:
 
         Args:
             variable: Any Keras variable of the process.
-            is_training: True if the run trains this model at this moment.
+            is_training: True if the run trains this model now.
 
         Raises:
             ConfigurationError: The PS holds the value of the optimizer variable during training, so

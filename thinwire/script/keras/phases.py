@@ -117,7 +117,7 @@ class Phases:
         """Join the run, or begin its next phase, with the optimizers of the first step.
 
         Args:
-            plan: Optimizers of one step, and the variables that each optimizer steps.
+            plan: Optimizers of one step, with the variables that each optimizer updates.
 
         Returns:
             True if joining the run has changed the model's weights.
@@ -221,7 +221,7 @@ class Phases:
         self._seed_apart(session.own.id_worker)
 
     def _seed_apart(self, id_worker: int) -> None:
-        """Seed the model's random layers by worker, once for each layer.
+        """Give the model's random layers a seed that differs by worker, once for each layer.
 
         The launcher gives the same seed to the scripts of all workers. Without a seed by worker,
         Dropout would draw the same noise on all workers.

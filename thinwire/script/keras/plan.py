@@ -38,7 +38,7 @@ class PlannedStep:
             them.
         without_gradient: Variables of the optimizer that get no gradient in any of the optimizer's
             calls.
-        is_uniform: True if every call of the optimizer gets the same variables.
+        is_uniform: True if every call of the optimizer in a step gets the same variables.
     """
 
     optimizer: Any
@@ -53,7 +53,7 @@ class PlannedStep:
         return PlannedStep(optimizer, tuple(variable for _, variable in pairs), missing)
 
     def merged(self, other: PlannedStep) -> PlannedStep:
-        """Return one planned step for two calls of the same optimizer in a train_step."""
+        """Return one planned step that merges two calls of the same optimizer in a train_step."""
         known_ids, missing_ids = _ids(self.variables), _ids(other.without_gradient)
         never_given = [
             variable for variable in self.without_gradient if id(variable) in missing_ids
@@ -161,7 +161,7 @@ class StepRecorder:
     """Records the calls of all optimizers, without their steps, while a train_step is tried.
 
     Attributes:
-        gradients: All gradients that the optimizers were called with, in order; empty if
+        gradients: All gradients with which optimizers were called, in order; empty if
             `keeps_gradients` is false.
     """
 
@@ -207,7 +207,7 @@ def try_in_graph(train_step: Callable[[Any], Any], data_spec: Any) -> None:
     separate trace of it would keep the variables that this trace creates.
 
     Args:
-        train_step: The model's train_step.
+        train_step: Method `train_step` of the model.
         data_spec: Tensor specs of a mini-batch: shapes and dtypes.
     """
     with running_eagerly():
@@ -220,7 +220,7 @@ def try_eagerly(
     """Call a train_step with a mini-batch, then restore the variables that the call changed.
 
     Args:
-        train_step: The model's train_step.
+        train_step: Method `train_step` of the model.
         data: Mini-batch with which the train_step is called.
         variables: Function that returns all variables that exist before the call and that the
             train_step may change. A variable that the train_step creates is not restored.

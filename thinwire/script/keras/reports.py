@@ -21,7 +21,7 @@ _MOST_CHARACTERS = 900_000
 def describe_fit(
     model: keras.Model, variables: Sequence[Any], layouts: Sequence[ShardLayout]
 ) -> pb.FitBegun:
-    """Return which weights of a model all workers train, and which shard holds each weight.
+    """Return which weights of a model all workers train, and which shard stores each weight.
 
     Args:
         model: Built Keras model.

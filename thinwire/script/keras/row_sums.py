@@ -4,9 +4,8 @@ A server averages the workers' gradients, weighted by the workers' numbers of ro
 loss is a mean over its rows, the server's average is the mean over all rows, so most losses need no
 scaling. If each worker's loss is a sum over its rows, the server's average is too small: with N
 workers it is 1/N of the sum. So a part of the loss that is a sum is multiplied by R / r, with R the
-number of rows of all workers in the step and r the number of rows of this worker. R is the number
-of rows of all workers in the step, and r the number of rows of this worker. A weight regularizer is
-equal on all workers and needs no scaling.
+number of rows of all workers in the step and r the number of rows of this worker. A weight
+regularizer is equal on all workers and needs no scaling by rows.
 
 A loss has three sources, and each source is watched where Keras adds up the loss:
 
@@ -15,11 +14,11 @@ A loss has three sources, and each source is watched where Keras adds up the los
 - A loss that the script's own `train_step` or `compute_loss` adds up. The parts of such a loss are
 not visible, so they cannot be scaled.
 
-If the code does not show whether a loss is a sum, the loss is computed twice: for the batch, and
-for the batch with each row repeated. If each row occurs twice, a mean stays equal, and a sum
-doubles. This computation with repeated rows runs once in each `fit`, in the first step, before the
-step's gradient is sent. TensorFlow calls this module within the graph of a step, one step after the
-other, so the state of a step may be stored in Python attributes.
+If the code does not show whether a loss is a sum over rows, the loss is computed twice: for the
+batch, and for the batch with each row repeated. If each row occurs twice, a mean stays equal, and a
+sum doubles. This computation with repeated rows runs once in each `fit`, in the first step, before
+the step's gradient is sent. TensorFlow calls this module within the graph of a step, one step after
+the other, so the state of a step may be stored in Python attributes.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class _Part:
     """One part of a model's loss, for example the loss of one output.
 
     Attributes:
-        name: Name of the part of the loss, for messages.
+        name: Name of this part of the model's loss, for messages.
         kind: Kind of this part of the loss, a sum or a mean over rows; `UNDECIDED` before it is
             known.
         usual: Kind that is assumed for this part of the loss if `kind` is `UNDECIDED` or `OTHER`
@@ -124,7 +123,7 @@ class RowSums:
             part.kind = RowKind.UNDECIDED
 
     def begin_epoch(self) -> None:
-        """Set the number of the epoch's current step to 0."""
+        """Set the number of the current step in the epoch to 0."""
         self._step = 0
 
     def end_fit(self) -> None:
@@ -270,7 +269,7 @@ class RowSums:
         return self._scaled(part, total)
 
     def _decide_added(self, data: Any) -> None:
-        """Find out which losses that the model's layers add are sums over the rows."""
+        """Find out which losses added by the model's layers are sums over the rows."""
         model = self._member.model
         x, _, _ = data_adapter_utils.unpack_x_y_sample_weight(data)
         training = {"training": True} if model._call_has_training_arg else {}
@@ -313,7 +312,7 @@ class RowSums:
         return value * tf.cast(tf.ensure_shape(factor, []), value.dtype)
 
     def _factor(self, part: _Part) -> np.float32:
-        """Return the factor that a part of the loss is multiplied by in the present step."""
+        """Return the factor by which a part of the loss is multiplied in the present step."""
         if not part.is_sum:
             return np.float32(1)
         if self._repeats is not None:
@@ -335,12 +334,12 @@ class RowSums:
     # -- a train_step of the script's own ---------------------------------------------------------
 
     def _try_step(self, data: Any) -> None:
-        """Reject a train_step that itself sums its loss over the rows.
+        """Reject a train_step whose own code sums the loss over the rows.
 
         To find such a sum, the train_step is called with repeated rows. The method `_factor`
-        divides every part of the loss that can be scaled by the number of repeats. So the gradients
-        stay equal for repeated rows, unless a part that cannot be scaled is a sum. During the call
-        with repeated rows, no optimizer steps and no Keras variable changes.
+        divides every part of the loss that can be scaled by the number of repeats. So repeated rows
+        leave the gradients unchanged, unless a part of the loss that cannot be scaled is a sum over
+        rows. During the call with repeated rows, no optimizer steps and no Keras variable changes.
         """
         trial, before = self._trial, self._data
 

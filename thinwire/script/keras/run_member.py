@@ -23,7 +23,7 @@ class RunMember:
     A phase is a part of the run in which the model and its optimizers stay the same.
 
     Attributes:
-        model: The Keras model, or the several models that a loop trains together.
+        model: The Keras model, or the several models that a training loop trains together.
         settings: Settings of the script; None if the model trains outside of a run.
         session: Session with the servers in the present phase of the run; None before the first
             phase.
@@ -33,10 +33,10 @@ class RunMember:
             them.
         lock: Lock of the session with the servers: a TensorFlow thread uses the session while the
             script's thread may join or leave the run.
-        in_fit: True while a `fit` of the model runs.
+        in_fit: True while a call of the model's `fit` runs.
         in_loop: True after a training loop of the script's own has begun.
-        assignments: The script's own assignments to shared variables; recorded only if optimizers
-            step on this worker.
+        assignments: Record of the script's own assignments to shared variables, only used if
+            optimizers step on this worker.
         has_left: True if this worker has left the run at the end of its last `fit`.
         has_place: True if the run trains this model now. If a script has several models, the run
             trains only the newest one.
@@ -75,7 +75,7 @@ class RunMember:
 
     @property
     def is_training(self) -> bool:
-        """True if the run trains this model now, by a `fit` or a custom training loop."""
+        """True if the run trains this model now, in a `fit` or in a training loop of the script."""
         is_present = self.present is not None and not self.catch_up.is_behind
         return is_present and (self.in_fit or self.in_loop)
 
@@ -138,7 +138,7 @@ class RunMember:
 
     @property
     def num_exchanges(self) -> int:
-        """Number of exchanges with the servers begun, over all calls of `fit`."""
+        """Number of exchanges with the servers that have begun, over all calls of `fit`."""
         count_before = self._exchanges_before
         return (
             count_before if self.session is None else max(count_before, self.session.part.core.step)
@@ -226,7 +226,8 @@ class RunMember:
         """Record the end of the run; raise RunOver if another worker's script failed.
 
         Args:
-            ended: End of the run, as a barrier returned it; None if the run continues.
+            ended: Description of the run's end, as a barrier returned it; None if the run
+                continues.
         """
         if ended is not None and self.session is not None:
             self.session.part.core.stopped = True

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class ModelSession(LeavesOnExit):
-    """Worker of one model in a run, over all calls of `fit` or in a custom training loop.
+    """Trains one model as a worker in a run, in all calls of `fit` or in a loop of the script.
 
     The session of a model connects the modules of `thinwire.script.keras`. The steps within a
     TensorFlow graph exchange with the servers through this session of the model.
@@ -129,22 +129,22 @@ class ModelSession(LeavesOnExit):
 
     @property
     def place(self) -> tuple[Sequence[str], int] | None:
-        """The servers' addresses and this worker's number; None if the model trains alone."""
+        """The servers' addresses and this worker's number; None for a model outside of a run."""
         return self._member.place
 
     @property
     def stopped(self) -> bool:
-        """True if the run has ended."""
+        """True if the training run has ended."""
         return self._member.stopped
 
     @property
     def stop_reason(self) -> str:
-        """The reason for the end of the run; empty while the run continues."""
+        """The reason for the end of the run; an empty text while the run continues."""
         return self._member.stop_reason
 
     @property
     def num_exchanges(self) -> int:
-        """Number of exchanges with the servers begun, over all calls of `fit`."""
+        """Number of exchanges with the servers that have begun, over all calls of `fit`."""
         return self._member.num_exchanges
 
     @property
@@ -160,11 +160,12 @@ class ModelSession(LeavesOnExit):
     def shard(self, *data: Any) -> Any:
         """Return this worker's part of a training set; the whole set outside of a run.
 
-        After a call of `shard`, `fit` does not divide its data, because the data is already this
-        worker's part. The function `thinwire.script.session.part_of` divides the training set.
+        After a call of `shard`, `fit` does not divide its data among workers, because the data is
+        already this worker's part. The function `thinwire.script.session.part_of` divides the
+        training set.
 
         Args:
-            data: Arrays or a data set, in any form that `part_of` accepts.
+            data: Arrays or a data set, in any form that `thinwire.script.session.part_of` accepts.
         """
         settings = self._member.settings
         if settings is None:
@@ -219,7 +220,7 @@ class ModelSession(LeavesOnExit):
     # -- other models of the script -------------------------------------------------------------
 
     def _others(self) -> list[RunMember]:
-        """Return the run members of the other models that this worker's script has distributed."""
+        """Return the memberships in the run of the other models that this script distributed."""
         return [
             other._member
             for other in RECORD.sessions
@@ -310,7 +311,7 @@ class ModelSession(LeavesOnExit):
 
     @property
     def takes_weights(self) -> bool:
-        """True if optimizers step on this worker, so that it pushes weights and not gradients."""
+        """True if optimizers step on this worker, which pushes weights instead of gradients."""
         return self._member.takes_weights
 
     @property

@@ -2,7 +2,8 @@
 
 Instead of an optimizer's step, the gradients are pushed to the parameter server and the new weights
 are pulled. The optimizer object remains the script's own, so callbacks and saving work as usual.
-Only three methods of the optimizer object are replaced.
+Only the methods `apply`, `scale_loss` and `finalize_variable_values` of the optimizer object are
+replaced.
 """
 
 from __future__ import annotations
@@ -444,7 +445,7 @@ class ExchangeStep:
             values: [num_parameters] float32 gradient, or weights after a local step.
             gradients: Gradients from which `values` was made, whose sparse rows are needed; empty
                 if `values` are weights.
-            rows: Number of examples that the gradients or the local step were computed from.
+            rows: Number of examples from which the gradients or the local step were computed.
             repeats: True if an earlier exchange has already counted these examples.
         """
         session, rate, scale = self._session, self.rate, self._scale

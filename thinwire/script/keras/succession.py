@@ -73,7 +73,7 @@ class Succession:
         """Reject a script's own training loop if the script has trained another model in the run.
 
         Raises:
-            ConfigurationError: Another model of the script has been trained.
+            ConfigurationError: The script has trained another model in the run.
         """
         for other in self._others():
             if other.session is not None:

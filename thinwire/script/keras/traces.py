@@ -6,8 +6,8 @@ variable. A function with an exchange that was to be compiled by XLA is then tra
 XLA.
 
 If the first step builds a model, the model's variables have no values in the trace of that step.
-TensorFlow gives the variables values after the first trace, and traces the function again. The
-first trace therefore contains no exchange.
+After the first trace, TensorFlow gives the model's variables values and traces the function again.
+The first trace of such a step therefore contains no exchange with the PS.
 """
 
 from __future__ import annotations

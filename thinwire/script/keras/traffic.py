@@ -14,10 +14,11 @@ class EpochTraffic:
     Attributes:
         bytes_up: Number of bytes that the worker sent to the shards, with framing.
         bytes_down: Number of bytes that the worker received from the shards, with framing.
-        num_exchanges: Number of steps that pushed an update.
+        num_exchanges: Number of steps in the epoch that pushed an update.
         staleness: Sum of the staleness of all steps that pushed an update. The staleness of a step
             is the number of updates that were merged between the worker's pull and its push.
-        largest_staleness: Largest staleness of one step, in updates.
+        largest_staleness: Largest staleness of one step, in updates: how many updates were merged
+            between pull and push.
     """
 
     bytes_up: int = 0

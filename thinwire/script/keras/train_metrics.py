@@ -125,7 +125,7 @@ class TrainMetrics:
         self._returned = StepResults(logs, [metric for _, metric in self._metrics()])
 
     def complete(self, logs: Any, are_results: bool) -> Any:
-        """Return an epoch's logs with the results of the merged metrics.
+        """Return the logs of an epoch with the results of metrics merged over the workers.
 
         A warning, logged once, names the numbers in the logs that describe only this worker's rows.
 
