@@ -355,7 +355,7 @@ class Session:
         return 0 if self._offering is None else self._offering.phase
 
     def go_to_phase(self, phase: int) -> None:
-        """Set the number of the run's phase that this worker is in, for its next join."""
+        """Start a new incarnation of this worker, in the phase of the run with number `phase`."""
         if self._offering is not None:
             self._offering = dataclasses.replace(self._offering, phase=phase)
         self.renew()
@@ -710,7 +710,7 @@ class Session:
             logging.info("the unfinished exchange failed while this worker left the run: %s", error)
 
     def _new_part(self, statistics: Float32) -> WorkerSession:
-        """Return the training engine of a new incarnation (one process) of this worker.
+        """Return the session of a new incarnation (one process) of this worker, not joined yet.
 
         The script's gradients arrive as arrays in host memory, from any thread, so the codec's
         kernels run on the host.

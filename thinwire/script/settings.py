@@ -258,7 +258,7 @@ def read_settings(
 
 
 def _fill_place(values: flags.FlagValues, type_node: str) -> str | None:
-    """Set the flags for this process's worker id and role from environment variables.
+    """Set the flags that give this process its place in a run from environment variables.
 
     Returns:
         Origin of the place, for example "Slurm"; None if no variable gives a place.

@@ -49,7 +49,7 @@ class WorkerPlace:
 
     @classmethod
     def of(cls, run: Run, worker: int) -> WorkerPlace:
-        """Return the place of a worker, given by its number (from 1), in a run with settings."""
+        """Return the place of worker number `worker` (from 1) in a run with the settings `run`."""
         return cls(
             worker=worker,
             num_workers=run.nb_workers,

@@ -22,7 +22,7 @@ from thinwire.script.keras.saving import SavingWorker, is_own_file
 
 
 class CheckpointingWorker(Protocol):
-    """Interface of a worker's model or optimizer that a TensorFlow checkpoint may contain."""
+    """Interface of a worker whose model or optimizer a TensorFlow checkpoint may contain."""
 
     def holds(self, tracked: Collection[int]) -> bool:
         """Return True if an id in `tracked` belongs to a model or an optimizer of this worker."""

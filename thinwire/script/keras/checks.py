@@ -228,8 +228,8 @@ def refuse_step_alone(
     """Reject an optimizer that updates shared variables without an exchange with the PS.
 
     Args:
-        optimizer: Optimizer that is not part of the run: the script has not distributed it, or did
-            not call it in the first step.
+        optimizer: Optimizer that is not part of the run: the script has not distributed it, or
+            Thinwire did not find it in the first step.
         variables: Variables that the optimizer updates.
         shared: Variables of the model that all workers train, which only an exchange with the PS
             may change.

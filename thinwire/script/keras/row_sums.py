@@ -7,12 +7,14 @@ workers it is 1/N of the sum. So a part of the loss that is a sum is multiplied 
 number of rows of all workers in the step and r the number of rows of this worker. A weight
 regularizer is equal on all workers and needs no scaling by rows.
 
-A loss has three sources, and each source is watched where Keras adds up the loss:
+A model's loss has three sources, and each source is watched where Keras adds up the loss:
 
-- The losses that `compile` got. The `reduction` of a Keras loss shows whether the loss is a sum.
-- The values of `add_loss` and `activity_regularizer`, which Keras sums over the batch.
-- A loss that the script's own `train_step` or `compute_loss` adds up. The parts of such a loss are
-not visible, so they cannot be scaled.
+- The first source is the losses that `compile` got. The `reduction` of a Keras loss shows whether
+  the loss is a sum over rows.
+- The second source is the values of `add_loss` and `activity_regularizer`, which Keras sums over
+  the batch.
+- The third source is a loss that the script's own `train_step` or `compute_loss` adds up. The parts
+  of such a loss are not visible, so they cannot be scaled.
 
 If the code does not show whether a loss is a sum over rows, the loss is computed twice: for the
 batch, and for the batch with each row repeated. If each row occurs twice, a mean stays equal, and a

@@ -56,7 +56,7 @@ _WATCHERS: weakref.WeakSet[StepWatcher] = weakref.WeakSet()
 
 
 class StepWatcher(Protocol):
-    """Interface of an object that rejects optimizers outside of the run on shared variables."""
+    """Interface of an owner of shared variables, which rejects optimizers outside of the run."""
 
     def refuse_step(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Raise ConfigurationError if an optimizer outside of the run updates a shared variable."""
