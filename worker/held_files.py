@@ -387,7 +387,7 @@ class HeldFiles:
 
         Args:
             path: Path of the folder, as the script gives it.
-            make: Function that makes the folder.
+            make: Function that makes the folder, for example `os.mkdir`.
             exists: Type of the error that `make` raises if the folder already exists.
         """
         place = _whole(path)
@@ -532,9 +532,9 @@ def _entries_below(folder: str) -> Iterator[str]:
 def replace_everywhere(places: Sequence[tuple[Any, Callable[..., Any]]]) -> None:
     """Replace each pair's first function by its second function in all imported modules.
 
-    Modules are searched because a module may have imported the function by name. One pass over the
-    modules replaces all pairs, because TensorFlow alone imports thousands of modules with half a
-    million names.
+    All modules are searched, because a module may have imported a replaced function by name. One
+    pass over the modules replaces all pairs, because TensorFlow alone imports thousands of modules
+    with half a million names.
     """
     # Compare functions by identity, because the objects in a module may be unhashable.
     replacements = {id(original): function for original, function in places}

@@ -69,7 +69,7 @@ def limit_threads(threads: int, together: int = 1) -> None:
 
     Args:
         threads: Number of TensorFlow threads for each concurrent call; 0 lets TensorFlow choose.
-        together: Number of TensorFlow calls that run concurrently.
+        together: Number of TensorFlow calls that run concurrently in this process.
     """
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads * together)

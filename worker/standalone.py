@@ -29,7 +29,7 @@ class LocalTrainer:
         """Build the optimizer that the PS would use for the training method.
 
         Args:
-            shared: Model that is trained.
+            shared: Model that this process trains.
             method: Training method of the run, of which only the server optimizer is used.
             clip_norm: Largest L2 norm of a gradient, to which longer gradients are scaled; 0 for no
                 limit.

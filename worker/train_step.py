@@ -65,10 +65,10 @@ class TrainStep:
         """Set the shared variables to the values in `flat`.
 
         A CPU variable uses the memory of `flat` itself if its part of `flat` is 64-byte aligned:
-        later writes to `flat` change the variable. Variables without such a 64-byte-aligned part
-        get copies of the values. The caller of `set_weights` should pass the same buffer each time,
-        and write to it only between two steps. If `flat` is a DeviceArray, its values are copied to
-        all variables, on their device.
+        later writes to `flat` change the variable. Variables whose part of `flat` is not 64-byte
+        aligned get copies of the values. The caller of `set_weights` should pass the same buffer
+        each time, and write to it only between two steps. If `flat` is a DeviceArray, its values
+        are copied to all variables, on their device.
 
         Args:
             flat: [num_parameters] float32 weights; a NumPy array must be 64-byte aligned.

@@ -55,7 +55,7 @@ class DivergenceDetector:
 
     @property
     def has_diverged(self) -> bool:
-        """True if too many successive mini-batches were unusable."""
+        """True if too many successive mini-batches had unusable gradients."""
         return self._in_a_row > _MOST_IN_A_ROW
 
     def diverged(self, learning_rate: float) -> Diverged:
@@ -400,10 +400,10 @@ class WorkerSession:
         """Record if the newest mini-batch was usable: finite, and not rejected as too large.
 
         Args:
-            applied: True if the newest mini-batch was usable.
+            applied: True if the gradient of the newest mini-batch was usable.
 
         Raises:
-            Diverged: Too many successive mini-batches were unusable.
+            Diverged: Too many successive mini-batches had unusable gradients.
         """
         self._divergence.record(applied)
         if self._divergence.has_diverged:

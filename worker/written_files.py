@@ -90,7 +90,7 @@ def watch_opens(take: Callable[[str, int], None]) -> None:
     """Call `take` with (path, flags of `os.open`) before Python opens a file for writing.
 
     The audit hook for opened files stays installed until this process ends. The audit hook misses
-    files that native code opens.
+    files that native code (for example TensorFlow) opens.
     """
     writing, decode = os.O_WRONLY | os.O_RDWR, os.fsdecode
 

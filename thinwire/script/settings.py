@@ -111,7 +111,7 @@ class ScriptSettings:
         run: Settings that all processes of the run share.
         values: All settings of the process, as an object with the values of Thinwire's flags.
         given: Names of those settings that the script itself gave.
-        local: True in mode msgd, which has no server.
+        local: True if the script trains in mode msgd, which has no server.
         source: Origin of this process's worker id: "thinwire run", "arguments", "TF_CONFIG",
             "Slurm", "torchrun", "Kubernetes" or "THINWIRE_FLAGS".
     """
@@ -128,7 +128,7 @@ class ScriptSettings:
         return self.source == LAUNCHER
 
     def worker(self) -> WorkerFlags:
-        """Return the flags that only a worker has. Raises ConfigurationError."""
+        """Return the flags that only a worker process has. Raises ConfigurationError."""
         return worker_flags.read(self.run.nb_workers, self.values)
 
     def shard(self) -> PsFlags:
@@ -161,7 +161,7 @@ def source_of(args: Any, keywords: Mapping[str, Any]) -> str | None:
 def _position() -> tuple[str, ClusterPosition | None] | None:
     """Return this process's place in a run, and where it comes from in the environment.
 
-    The returned place is None if THINWIRE_FLAGS contains it as --id_worker. The whole result is
+    The returned place is None if THINWIRE_FLAGS contains it as --id_worker. The function returns
     None if no environment variable gives this process a place in a run.
 
     Raises:

@@ -205,9 +205,9 @@ class Control:
 
         Raises:
             TimeoutError: The barrier did not open within the time limit.
-            RunHalted: The training run is over.
+            RunHalted: The training run is over, so that the barrier never opens.
             Unreachable, RequestRejected: Shard 0 stayed unreachable, or rejected this script.
-            InterruptedError: Another thread called `interrupt`.
+            InterruptedError: Another thread called `interrupt` during the wait.
         """
         with self._changed:
             if name in self._passed:
@@ -236,7 +236,7 @@ class Control:
         """Wait until the model has been evaluated at the end of an epoch of all scripts.
 
         Args:
-            fit: Number of the call of `fit`, from 1.
+            fit: Number of the call of `fit` in the script, from 1.
             epoch: Number of the epoch as Keras passes it to callbacks, from 0.
             by_script: True if only a worker's script can evaluate, not the evaluator process.
 
@@ -245,8 +245,8 @@ class Control:
             evaluated. None if this script must evaluate the model and pass the result to `answer`.
 
         Raises:
-            RunHalted, Unreachable, RequestRejected, InterruptedError: The wait ended for one of the
-                causes that the method `barrier` lists.
+            RunHalted, Unreachable, RequestRejected, InterruptedError: The run is over, shard 0
+                cannot be reached, shard 0 rejected this script, or `interrupt` was called.
         """
         place = (fit, epoch)
         with self._changed:
@@ -273,8 +273,8 @@ class Control:
             script if shard 0 has requested it from that script in the meantime.
 
         Raises:
-            RunHalted, Unreachable, RequestRejected, InterruptedError: The wait ended for one of the
-                causes that the method `barrier` lists.
+            RunHalted, Unreachable, RequestRejected, InterruptedError: The run is over, shard 0
+                cannot be reached, shard 0 rejected this script, or `interrupt` was called.
         """
         place = (evaluated.fit, evaluated.epoch)
         with self._changed:
@@ -302,8 +302,8 @@ class Control:
             epoch.
 
         Raises:
-            RunHalted, Unreachable, RequestRejected, InterruptedError: The wait ended for one of the
-                causes that the method `barrier` lists.
+            RunHalted, Unreachable, RequestRejected, InterruptedError: The run is over, shard 0
+                cannot be reached, shard 0 rejected this script, or `interrupt` was called.
         """
         stage, place = meeting.after_callbacks, (meeting.fit, meeting.epoch)
 
@@ -330,7 +330,7 @@ class Control:
         """End a `fit` early in all scripts (any thread); a second call for this `fit` does nothing.
 
         Args:
-            fit: Number of the current call of `fit`.
+            fit: Number of the current call of `fit` in the script.
             epochs: Number of epochs after which the `fit` ends; 0 ends the `fit` immediately.
         """
         with self._changed:

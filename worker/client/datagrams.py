@@ -36,10 +36,10 @@ Connect = Callable[[str, Sequence[int], bytes], DatagramSender]
 class DatagramChannel:
     """Sender of one worker's datagrams to one shard.
 
-    Datagrams take one of three paths from a worker to a shard. Over UDP, datagrams can be lost or
-    late. In the gRPC stream behind each push, datagrams cannot be lost but can be late. After too
-    many losses over UDP, the datagrams are sent in the gRPC stream ahead of each push, where they
-    are neither lost nor late.
+    Datagrams take one of three paths from a worker to a shard. Over UDP, datagrams to a shard can
+    be lost or late. In the gRPC stream behind each push, datagrams cannot be lost but can be late.
+    After too many losses over UDP, the datagrams are sent in the gRPC stream ahead of each push,
+    where they are neither lost nor late.
 
     Args:
         worker: Id of the worker that sends the datagrams.
@@ -255,7 +255,7 @@ class WorkerTransport:
         return open_channel(worker, self._router, self._transport, self._connect)
 
     def close(self) -> None:
-        """Close the worker's emulated uplink."""
+        """Close the emulated uplink of the worker."""
         if self._uplink is not None:
             self._uplink.close()
 

@@ -335,10 +335,10 @@ class Heartbeat:
         report: Callable[[], str],
         rounds: Callable[[], list[str]],
     ) -> None:
-        """Start the heartbeat thread.
+        """Start the heartbeat thread, which renews the worker's leases.
 
         Args:
-            exchange: Object with the worker's streams to the shards.
+            exchange: Object with the worker's gRPC streams to the shards.
             lease_seconds: Duration of a worker's lease at a shard, in seconds.
             report: Function that returns the worker's metrics as a JSON document.
             rounds: Function that returns the JSON documents of the rounds measured since its

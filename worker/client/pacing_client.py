@@ -67,7 +67,7 @@ class PacingState:
             answer: Answer to the newest query or to an earlier query of this round; None if there
                 was no answer.
             seconds: Time from the newest query to its answer, in seconds.
-            is_away: True if the state server is unreachable.
+            is_away: True if the state server cannot be reached.
         """
         if answer is None:
             ready = is_away and local_steps >= self._steps_of_last_round

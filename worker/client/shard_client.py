@@ -213,7 +213,7 @@ class ShardClient:
             The result of the push or pull, and the payload of the shard's reply.
 
         Raises:
-            PushRefused: The shard rejected the request for good.
+            PushRefused: The shard rejected the pull or push for good.
             Unreachable, RequestRejected: The shard stayed unreachable, or rejected this worker.
             ShardGone: The run has ended, and the shard has closed the stream.
         """
@@ -234,8 +234,8 @@ class ShardClient:
         another shard.
 
         Raises:
-            PushRefused, Unreachable, RequestRejected, ShardGone: The request failed for one of the
-                causes that `wait_for_reply` lists.
+            PushRefused, Unreachable, RequestRejected, ShardGone: The shard rejected the request,
+                stayed unreachable, rejected this worker, or closed the stream after the run's end.
         """
         if self._replied is not None or not self._in_use:
             return
@@ -273,7 +273,7 @@ class ShardClient:
         self.send(pb.ToServer(query=query), counted=True)
 
     def query(self, query: pb.Query, patience_seconds: float | None) -> pb.Answer | None:
-        """Query the state server and wait for the answer.
+        """Send a query to the state server and wait for the answer.
 
         Args:
             query: Query to the state server about the current round.

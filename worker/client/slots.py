@@ -26,14 +26,14 @@ def fetch_slots(
     num_statistics: int | None = None,
     role: pb.Role = pb.ROLE_SCRIPT,
 ) -> list[list[OptimizerState]]:
-    """Return the states of all optimizers from every shard.
+    """Return the states of all optimizers of a script from every shard.
 
     The last state in each shard's list holds the shard's arrays that belong to no optimizer.
 
     Args:
         run: Settings of the training run.
         id_worker: Id of the worker, for the Hello message.
-        run_id: Id of the run, for the Hello message.
+        run_id: Id of the run, which the Hello message contains.
         layouts: For each shard, the slices of the model's variables that it stores.
         num_statistics: Number of averaged statistics, to fetch them and the weights too; None to
             fetch only the states of the optimizers.

@@ -7,5 +7,5 @@ intervals. The class `CollectiveExchange` (module exchange) carries out a worker
 the sending end and `PeerServer` (module service) the receiving end of the streams between workers.
 The class `Mailbox` (module mailbox) stores parts of sums that arrive early. The classes `Replica`
 and `Neighbours` (module replica) keep the workers' copies of the model equal. The package
-re-exports no names, because its modules import numpy and gRPC.
+re-exports no names, so that importing it does not import numpy and gRPC.
 """

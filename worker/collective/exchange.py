@@ -104,7 +104,7 @@ class CollectiveExchange(Exchange):
         """Use the base weights of `core` as this worker's replica; create the streams to its peers.
 
         Args:
-            own: Flags that belong to this worker.
+            own: Settings that only this worker reads from its flags.
             core: Training engine of this worker.
         """
         self._own, self._core = own, core

@@ -45,7 +45,7 @@ class PartName:
     """Name of one part (message) of a sum over workers.
 
     Attributes:
-        round: Round in which the workers compute the sum.
+        round: Round for which the workers compute the sum.
         view: Number that identifies the algorithm and the members of the sum.
         sender: Id of the worker that sends the part.
         number: Number of earlier parts that the sender has sent to this worker for the same sum.
@@ -72,7 +72,7 @@ class Mailbox:
         """Store a part of a sum; drop a repeated part, and a part of a finished round.
 
         Raises:
-            Malformed: The stored parts would exceed the mailbox's limit.
+            Malformed: With this part, the stored parts would exceed the mailbox's limit in bytes.
         """
         with self._changed:
             if name.round <= self._over or name in self._parts:

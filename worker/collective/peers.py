@@ -137,7 +137,7 @@ class Peers:
         """Check that all open streams to peers work.
 
         Raises:
-            PeerLost: The stream to a peer has broken.
+            PeerLost: The gRPC stream to a peer has broken.
         """
         for member, connection in list(self._open.items()):
             try:
@@ -153,7 +153,7 @@ class Peers:
 
         Args:
             member: Peer to which the message is sent.
-            query: Query for the model, with the queried version.
+            query: Query for the peer's model, with the version that this worker needs.
             timeout_seconds: Longest time without a byte from the peer, in seconds.
 
         Raises:

@@ -48,7 +48,7 @@ class Replica:
         Args:
             theta: [n] float32 weights that the replica changes in place.
             method: Training method of the run, whose server optimizer steps the replica.
-            kernels: Kernels that compute the optimizer's steps.
+            kernels: Array functions that compute the steps of the optimizer.
         """
         self.theta, self._method, self._kernels = theta, method, kernels
         self._server = method.server.init(theta)
@@ -112,8 +112,8 @@ class Replica:
     def answer(self, query: peers.ModelQuery) -> tuple[peers.Holding, Sequence[BytesLike]]:
         """Return the version of this worker's model, and its content if this version is queried.
 
-        The method `answer` may be called from any thread. The returned content is empty if the
-        query's digest shows that the peer's replica is equal.
+        The method `answer` of a replica may be called from any thread. The returned content is
+        empty if the query's digest shows that the peer's replica is equal.
         """
         with self._lock:
             holding = peers.Holding(version=self.at.number, generation=max(0, self.at.generation))
@@ -182,7 +182,7 @@ class Neighbours:
         """Adopt the model of a peer that has finished a given round.
 
         Args:
-            goal: Round that the peer must have finished.
+            goal: Round of sums that the peer must have finished.
             others: Workers that are members of the round, except this worker.
 
         Returns:

@@ -46,7 +46,7 @@ class PeerServer:
         """Store the arguments; `listen` starts the Peer service.
 
         Args:
-            mailbox: Store of the received parts of sums.
+            mailbox: Store of the parts of sums that this worker has received.
             answer: Function that replies to queries for this worker's model, called in the threads
                 of the streams.
             max_part_bytes: Largest accepted part of a sum, in bytes. The service refuses larger

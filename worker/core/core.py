@@ -375,8 +375,8 @@ class WorkerCore:
     def on_device(self) -> bool:
         """True if gradients may stay in memory of the device where TensorFlow computes them.
 
-        The result is False for local steps without a copy of the weights on the device, and for
-        steps of a script's own optimizer: both change weights on the host.
+        The property `on_device` is False for local steps without a copy of the weights on the
+        device, and for steps of a script's own optimizer: both change weights on the host.
         """
         on_host = self.method.takes_local_steps and self._mirror is None
         return self.kernels.name == "tf" and not (on_host or self.method.steps_on_workers)

@@ -1,7 +1,7 @@
 """Measures a worker's rounds: time per phase (compute, encode, wait), and bytes on the wire.
 
-The training thread only adds up the measured numbers. The heartbeat thread makes JSON documents of
-the measured numbers.
+The training thread only adds up measured times and bytes. The heartbeat thread makes JSON documents
+of the measured times and bytes.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class RoundMeasure:
         A push that shard 0 has rejected as not finite makes no record of its round.
 
         Args:
-            request: Push to all shards that ended the round.
+            request: Push to all shards with which the round ended.
             replies: Replies of all shards to the push.
             epoch: Number of the worker's passes over its examples.
             exchange: Time from the push to the last shard's reply, in seconds.
@@ -149,7 +149,7 @@ class StepMeasure(RoundMeasure):
         super().__init__(pacer, counters, clock)
 
     def begin_step(self) -> None:
-        """Start the measurement of one local step."""
+        """Start the measurement of one local step of the worker."""
         self._steps.append({})
 
     def record(self, phase: str, seconds: float) -> None:
@@ -190,7 +190,7 @@ def origin_of(id_worker: int, device: str, on_gpu: bool, incarnation: int) -> Me
     Args:
         id_worker: Id of the worker, from 1.
         device: Value of the flag --device.
-        on_gpu: True if the device is a GPU.
+        on_gpu: True if the device that computes gradients is a GPU.
         incarnation: Incarnation (id of one process) of the worker.
     """
     number = device.partition(":")[2] or "0"

@@ -126,9 +126,9 @@ def steps_of_worker(
     """Return this worker's steps_per_epoch for data with `total` rows; None to let Keras count.
 
     If the last batch of a pass over the data has fewer rows than the run has workers, a worker
-    without rows has one step fewer in that pass. With steps_per_epoch, Keras would fill this
-    missing step with a batch of the next pass over the data. After a step from the next pass, the
-    workers' steps would belong to different batches of the script.
+    without rows has one step fewer in that pass. With steps_per_epoch, Keras would replace the step
+    that a worker without rows lacks by a step of the next pass over the data. The steps of the
+    workers would then belong to different batches of the script.
 
     Args:
         given: Arguments of Keras' fit, by name.

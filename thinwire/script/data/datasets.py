@@ -291,7 +291,7 @@ class _WorkerPart:
         """Prepare the division of a dataset, beginning at the pipeline's source.
 
         Args:
-            plan: Transformations of the pipeline.
+            plan: Transformations of the script's tf.data pipeline.
             place: This worker's number in the run, and the rules by which workers divide data.
             is_repeated: True if an epoch of `fit` may continue into the next pass over the data.
             unfilled: Counter of rounds (steps of all workers) in which this worker has no rows,

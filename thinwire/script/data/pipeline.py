@@ -430,7 +430,7 @@ def has_open_order(node: Pipeline, whole: Pipeline) -> bool:
     The order of a shuffle may vary, because it depends on the number of earlier iterations.
 
     Args:
-        node: Transformation whose order is checked.
+        node: Transformation whose order of elements is checked.
         whole: The dataset that contains the transformation and sets its tf.data options.
     """
     unordered = whole.options().deterministic is False

@@ -105,7 +105,8 @@ def _watch_generator() -> None:
     Keras creates its global generator at the first draw and takes the generator's seed from
     Python's `random`. Initial weights of later models take their seeds from Python's `random`, like
     Keras' global generator. So Thinwire must not create Keras' generator earlier than the script
-    does. The patch acts at the first draw. Keras is patched once per process.
+    does. The patch of Keras' generator acts when the generator draws first. The function patches
+    Keras only once per process.
     """
     original = seed_generator.global_seed_generator
 

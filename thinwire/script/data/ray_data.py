@@ -141,7 +141,7 @@ def _batches(dataset: Any, columns: _Columns, total: int, size: int, place: Work
     Args:
         dataset: ray.data.Dataset that the script passes to `fit`.
         columns: Names of the columns of `dataset` that are x, labels and weights.
-        total: Number of rows in `dataset`.
+        total: Number of rows in the Ray data set `dataset`.
         size: Number of rows that all workers divide for one batch of each worker.
         place: This worker's number in the run, and the rules by which workers divide data.
     """
@@ -180,7 +180,7 @@ def _checked(name: str, column: Any) -> Any:
     """Return a column of a batch as an array [rows, ...] of numbers or texts.
 
     Raises:
-        ConfigurationError: The cells of the column differ in shape.
+        ConfigurationError: The cells of the data set's column differ in shape.
     """
     array = np.asarray(column)
     if array.dtype == object and len(array) and not isinstance(array[0], str | bytes):

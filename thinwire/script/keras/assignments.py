@@ -40,7 +40,7 @@ class Assignments:
         """Add the change of one assignment to the variable's sum, eagerly or as part of a graph.
 
         Args:
-            variable: Keras variable that already has the assigned value.
+            variable: Keras variable that already has the newly assigned value.
             before: Tensor with the value of the variable before the assignment.
         """
         if id(variable) not in self._sums:

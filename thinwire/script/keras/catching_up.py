@@ -97,7 +97,7 @@ class CatchUp:
         Args:
             session: This script's session with the servers, in an earlier phase of the run than the
                 servers.
-            phase: Number of the completed phase of the run.
+            phase: Number of the phase of the run whose final weights are loaded.
 
         Returns:
             True if the shards still had the final weights of the completed phase.
@@ -159,7 +159,7 @@ class CatchUp:
                     )
 
     def go_to_next_model(self, variables: Iterable[Any]) -> None:
-        """Note that the script now trains its next model.
+        """Note that the script now trains its next model in the run.
 
         Args:
             variables: Shared variables of the model that the script trained before its present

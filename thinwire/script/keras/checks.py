@@ -230,7 +230,7 @@ def refuse_step_alone(
     Args:
         optimizer: Optimizer that is not part of the run: the script has not distributed it, or
             Thinwire did not find it in the first step.
-        variables: Variables that the optimizer updates.
+        variables: Variables that the optimizer is about to update.
         shared: Variables of the model that all workers train, which only an exchange with the PS
             may change.
         name: Name of the model in the error message.

@@ -70,7 +70,7 @@ class EarlyStop:
     def stop(self, after: int) -> None:
         """End this `fit` after `after` epochs, because another worker's script stopped its `fit`.
 
-        The method `stop` may be called from any thread.
+        The method `stop` of `EarlyStop` may be called from any thread.
         """
         self._after = after
         if self._member.in_fit and self.epoch >= after:

@@ -250,7 +250,7 @@ class FitEvaluator:
 
         Raises:
             Unreachable: The parameter server (PS) cannot be reached.
-            RequestRejected: The PS rejects this evaluator.
+            RequestRejected: The PS rejects the request of this evaluator.
             ConfigurationError: The evaluator's model differs from the workers' model.
         """
         script, before = self._script, self._script.newest

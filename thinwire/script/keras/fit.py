@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class FitCallback(keras.callbacks.Callback):
     """First callback of a `fit`, which joins and leaves the run before the script's callbacks run.
 
-    This callback does not override `on_train_batch_end`. Without an `on_train_batch_end` of
-    Thinwire, Keras may still call the method of the script's callbacks in another thread.
+    The callback `FitCallback` does not override `on_train_batch_end`. Without an
+    `on_train_batch_end` of Thinwire, Keras may still call the method of the script's callbacks in
+    another thread.
     """
 
     def __init__(self, session: ModelSession, others: Sequence[Any] = ()) -> None:

@@ -115,8 +115,8 @@ class FitBarriers:
             A RunHalted if the run has ended; None after the barrier has opened.
 
         Raises:
-            Unreachable, RequestRejected, InterruptedError: The barrier failed, for the reasons that
-                `wait` documents.
+            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
+                rejects this script, or a signal interrupted the wait.
         """
         try:
             self._control.barrier("start-with-supervisor" if has_supervisor else "start")
@@ -151,8 +151,8 @@ class FitBarriers:
             pass the metrics to `answer`.
 
         Raises:
-            Unreachable, RequestRejected, InterruptedError: The wait failed, for the reasons that
-                `wait` documents.
+            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
+                rejects this script, or a signal interrupted the wait.
         """
         try:
             evaluated = self._control.evaluate(self._num_fits, epoch, by_script)
@@ -182,8 +182,8 @@ class FitBarriers:
             The metrics that shard 0 sends to all scripts; a RunHalted if the run has ended.
 
         Raises:
-            Unreachable, RequestRejected, InterruptedError: The exchange failed, for the reasons
-                that `wait` documents.
+            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
+                rejects this script, or a signal interrupted the wait.
         """
         evaluated = pb.Evaluated(
             fit=self._num_fits,
@@ -212,8 +212,8 @@ class FitBarriers:
             Answer of shard 0 with the sums over all scripts; a RunHalted if the run has ended.
 
         Raises:
-            Unreachable, RequestRejected, InterruptedError: The exchange failed, for the reasons
-                that `wait` documents.
+            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
+                rejects this script, or a signal interrupted the wait.
         """
         return self._meet(pb.EpochMeeting(epoch=epoch, states=states))
 
@@ -229,8 +229,8 @@ class FitBarriers:
             the run has ended.
 
         Raises:
-            Unreachable, RequestRejected, InterruptedError: The exchange failed, for the reasons
-                that `wait` documents.
+            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
+                rejects this script, or a signal interrupted the wait.
         """
         return self._meet(pb.EpochMeeting(epoch=epoch, after_callbacks=True, stops=stops))
 
@@ -249,7 +249,7 @@ class FitBarriers:
         in a later `fit`.
 
         Args:
-            has_written: True if this script has written the file.
+            has_written: True if this script has written the saved file.
             in_loop: True if this script is in a training loop of its own. It then waits a limited
                 time, because the script that writes the file may itself wait for this script's next
                 step.
@@ -258,8 +258,8 @@ class FitBarriers:
             A RunHalted if the run has ended; else None, also after a timeout.
 
         Raises:
-            Unreachable, RequestRejected, InterruptedError: The barrier failed, for the reasons that
-                `wait` documents.
+            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
+                rejects this script, or a signal interrupted the wait.
         """
         self._num_saved += 1
         name = f"fit-{self._num_fits}-saved-{self._num_saved}"
@@ -288,8 +288,8 @@ class FitBarriers:
             A RunHalted if the run has ended; else None, also after a timeout.
 
         Raises:
-            Unreachable, RequestRejected, InterruptedError: The barrier failed, for the reasons that
-                `wait` documents.
+            Unreachable, RequestRejected, InterruptedError: Shard 0 cannot be reached, shard 0
+                rejects this script, or a signal interrupted the wait.
         """
         try:
             self._control.barrier(f"fit-{self._num_fits}-loop", patience_seconds=_IN_LOOP_SECONDS)

@@ -253,7 +253,7 @@ class FitLifecycle:
     def complete_logs(self, logs: Any, are_results: bool) -> Any:
         """Return the logs of an epoch with the training metrics merged over all workers.
 
-        The arguments are documented in `TrainMetrics.complete`.
+        The arguments of `complete_logs` are documented in `TrainMetrics.complete`.
         """
         return self._metrics.complete(logs, are_results)
 
@@ -264,7 +264,7 @@ class FitLifecycle:
     def evaluate(self, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
         """Return the validation metrics at the end of the current epoch.
 
-        The arguments are documented in `FitEvaluations.evaluate`.
+        The arguments of `evaluate` are documented in `FitEvaluations.evaluate`.
         """
         return self._evaluations.evaluate(self._stop.epoch, alone, keywords)
 

@@ -168,7 +168,7 @@ class Joining:
         A shard accepts a model's offer only before the phase of the run for which the offer is
         made. After a restart, the barrier may select this worker to offer its model although the
         phase of the run has begun. A worker selected too late then joins without an offer, and this
-        check is not called. The check itself is in `CatchUp.check_states`.
+        check is not called. The comparison of states itself is in `CatchUp.check_states`.
         """
         if not session.takes_weights:
             stepping = [step.inner for step in self._optimizers.stepping]

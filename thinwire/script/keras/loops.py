@@ -208,7 +208,7 @@ class Refreshed(Protocol):
     """Interface of an object that can load the shards' weights into a model."""
 
     def refresh(self, with_slots: bool) -> None:
-        """Load the shards' weights into the model.
+        """Load the shards' weights into the model of the training loop.
 
         Args:
             with_slots: True to load the PS's optimizer state into the script's optimizers, too.

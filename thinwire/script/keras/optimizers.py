@@ -271,8 +271,8 @@ class ScriptOptimizers:
         """Note that the script assigns to a variable, if the variable belongs to an optimizer.
 
         Args:
-            variable: Any Keras variable of the process.
-            is_training: True if the run trains this model now.
+            variable: Any Keras variable of this process.
+            is_training: True if the run trains this model at the time of the assignment.
 
         Raises:
             ConfigurationError: The PS holds the value of the optimizer variable during training, so

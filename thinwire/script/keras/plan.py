@@ -77,12 +77,12 @@ class StepPlan:
 
     @property
     def variables(self) -> list[Any]:
-        """All variables that the optimizers update, without duplicates."""
+        """All variables that the optimizers of the train_step update, without duplicates."""
         return list({id(v): v for step in self.steps for v in step.variables}.values())
 
     @property
     def without_gradient(self) -> list[Any]:
-        """The variables for which no optimizer gets a gradient."""
+        """The variables for which no optimizer of the train_step gets a gradient."""
         moved = {
             id(v)
             for step in self.steps

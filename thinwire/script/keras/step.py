@@ -215,7 +215,7 @@ class StepOwner(Protocol):
     ) -> tuple[Any, ...]:
         """Push the values of one step; return the pulled weights and other values from the PS.
 
-        Arguments and results are documented in
+        Arguments and results of the exchange are documented in
         `thinwire.script.keras.exchange.StepExchange.exchange`.
         """
 

@@ -83,7 +83,7 @@ class Succession:
         """Reject the training of this model together with another model of the script.
 
         Args:
-            other: Membership in the run of the other model.
+            other: Membership in the run of the other model of the script.
             in_loop: True if a training loop of the script's own trains one of the two models.
 
         Raises:

@@ -28,7 +28,7 @@ class StepTrial:
     """
 
     def __init__(self, model: keras.Model) -> None:
-        """Store the model and its train_step without calling it."""
+        """Store the model and its train_step without calling the train_step."""
         self._model, self.train_step = model, model.train_step
 
     @property
