@@ -94,7 +94,7 @@ class _Attempt:
         try:
             changed = self._call(tf.nest.map_structure(_with_other_first_row, self._batch))
         except tf.errors.OpError:
-            return False  # the map's function rejects the changed row
+            return False  # the map's function cannot process the batch with the changed row
         results = [take_rows_of(rows, other_rows, self._given) for rows in (self._whole, changed)]
         return not _are_alike(*results)
 

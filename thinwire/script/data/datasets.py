@@ -166,8 +166,8 @@ class _Plan:
     @classmethod
     def of(cls, dataset: Pipeline) -> _Plan:
         nodes, batching = [dataset], None
-        # If a pipeline has several batchings, only the last one makes the script's batches. The
-        # rows of a batching before another batching, or before an unbatching, are not the script's
+        # If a pipeline has several batch transformations, only the last one makes the script's
+        # batches. Rows of an earlier one, or of one before an unbatch(), are not the script's
         # examples.
         may_batch = True
         while pipeline.commutes(nodes[-1]):

@@ -65,7 +65,8 @@ class FitEvaluations:
         """
         is_given = arguments.get("validation_data") is not None
         self.validates = is_given or bool(arguments.get("validation_split"))
-        self._by_script = (  # remains True in later fits, because changes by callbacks persist
+        # this flag remains True in later calls of `fit`, because changes by callbacks persist
+        self._by_script = (
             self._by_script
             or any(map(_is_of_script, listed(arguments.get("callbacks"))))
             or reads_optimizer(self._member.model)

@@ -204,9 +204,9 @@ class FitLifecycle:
             return
         for _ in range(number):
             self._exchange.sit_out(session, 0)
-        # The workers with rows in these rounds did not know that this worker has no rows, so each
-        # of them counted only its own part of the script's batch. The empty update of this worker
-        # therefore counts this worker's part.
+        # If this worker has no rows in a round, the other workers do not know that, so each of them
+        # counts only its own part of the script's batch. The empty update of this worker therefore
+        # counts this worker's part.
         for _ in range(unfilled):
             self._exchange.sit_out(session, data.parts.each)
         self._exchange.raise_failure()

@@ -88,8 +88,8 @@ class Phases:
                 self._joining.join()
             else:
                 self._joining.join_by_flags()
-            # If the workers did not wait here for each other, those that join first would take the
-            # first rounds of a `fit` without those that join later.
+            # If workers did not wait for each other after joining, those that join first would take
+            # the first rounds of a `fit` without those that join later.
             if member.in_fit:
                 member.wait_for_others("begin-joined")
             self._evaluations.report_fit()

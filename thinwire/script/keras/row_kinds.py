@@ -208,7 +208,7 @@ def _watch_noise() -> None:
 
 
 def _repeating(alone: Callable[..., Any], is_by_shape: bool) -> Callable[..., Any]:
-    # the argument's name if it is given by keyword
+    # name of this argument of Keras' random function in a call by keyword
     first_name = next(iter(inspect.signature(alone).parameters))
 
     @functools.wraps(alone)

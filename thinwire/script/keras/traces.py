@@ -56,7 +56,7 @@ def _without_xla(alone: Callable[..., Any]) -> Callable[..., Any]:
             # before its first call, so that the next call initializes the function again.
             function._created_variables = None
             function._variable_creation_config = function._no_variable_creation_config = None
-            # the function with XLA that encloses a function without XLA is reset instead
+            # for a function without XLA, the enclosing function with XLA is reset instead
             if not function._jit_compile:
                 raise
         function._jit_compile = False
