@@ -58,7 +58,7 @@ class PeerServer:
         self._mailbox, self._answer, self._pace = mailbox, answer, pace
         self._max_part_bytes = max_part_bytes
         self._streams: list[ServerStream] = []
-        # maps a stream whose greeting was accepted to the worker id of the peer
+        # worker ids of the peers whose greetings were accepted, one for each stream
         self._authenticated: list[int] = []
         self._closed_bytes = self._closed_bytes_received = 0
         self._server: GrpcServer | None = None
