@@ -147,8 +147,8 @@ class HeldFiles:
     def _take_open(self, path: str, flags: int) -> None:
         """Record a file that Python opens for writing; reject truncation of a protected file.
 
-        The audit hook calls this method whenever Python opens a file. Most truncations of protected
-        files have already been diverted to temporary files before.
+        The audit hook calls the method `_take_open` whenever Python opens a file. Most truncations
+        of protected files have already been diverted to temporary files before.
         """
         whole = _whole(path)
         if whole.startswith(self._of_nodes):
@@ -204,7 +204,7 @@ class HeldFiles:
             self._unnamed.append(name)
 
     def report(self) -> None:
-        """Log the protected files that the script has "deleted"; log later ones immediately."""
+        """Log the protected files that the script has "deleted"; log each later one immediately."""
         self._is_collecting = False
         self._name()
 

@@ -403,7 +403,8 @@ class WorkerSession:
             applied: True if the gradient of the newest mini-batch was usable.
 
         Raises:
-            Diverged: Too many successive mini-batches had unusable gradients.
+            Diverged: Too many successive mini-batches had gradients with NaN or infinity, or too
+                large ones.
         """
         self._divergence.record(applied)
         if self._divergence.has_diverged:

@@ -80,7 +80,7 @@ class RoundMeasure:
 
         Args:
             request: Push to all shards with which the round ended.
-            replies: Replies of all shards to the push.
+            replies: Replies of all shards to the push that ended the round.
             epoch: Number of the worker's passes over its examples.
             exchange: Time from the push to the last shard's reply, in seconds.
         """

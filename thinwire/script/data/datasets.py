@@ -479,12 +479,12 @@ class _WorkerPart:
     def _point(self) -> int:
         """Return the index of the transformation whose output elements are divided among workers.
 
-        Elements are divided after the last transformation before the first shuffle and before the
-        batching up to which all workers get the same elements. The output of this transformation
-        gives the most even parts. The rows of one file or one window go to the same worker only if
-        necessary. A `filter` after a shuffle would give the workers different numbers of rows and
-        steps. So rows are divided after the `filter` if the shuffle can have the same order on all
-        workers.
+        A pipeline is divided at the last transformation up to which all workers get the same
+        elements and that precedes the first shuffle and the batching. The output of this
+        transformation gives the most even parts. The rows of one file or one window go to the same
+        worker only if necessary. A `filter` after a shuffle would give the workers different
+        numbers of rows and steps. So rows are divided after the `filter` if the shuffle can have
+        the same order on all workers.
         """
         last, reason = len(self._nodes) - 1, ""
         first = 0 if self._plan.batching is None else self._plan.batching + 1

@@ -2,8 +2,8 @@
 
 A mini-batch may hold arrays that do not have one row per example, for example anchor sizes next to
 images and boxes. So the length of an arbitrary array of a mini-batch need not be the number of
-rows. The length of sample weights or labels is the number of rows of a mini-batch. If their lengths
-differ, the most frequent length in the mini-batch is.
+rows. The length of the sample weights or of the labels is the number of rows of a mini-batch. If
+their lengths differ, the most frequent length in the mini-batch is.
 """
 
 from __future__ import annotations

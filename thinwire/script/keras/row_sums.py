@@ -338,10 +338,11 @@ class RowSums:
     def _try_step(self, data: Any) -> None:
         """Reject a train_step whose own code sums the loss over the rows.
 
-        To find such a sum, the train_step is called with repeated rows. The method `_factor`
-        divides every part of the loss that can be scaled by the number of repeats. So repeated rows
-        leave the gradients unchanged, unless a part of the loss that cannot be scaled is a sum over
-        rows. During the call with repeated rows, no optimizer steps and no Keras variable changes.
+        To find a sum over rows in a train_step's own code, the train_step is called with repeated
+        rows. The method `_factor` divides every part of the loss that can be scaled by the number
+        of repeats. So repeated rows leave the gradients unchanged, unless a part of the loss that
+        cannot be scaled is a sum over rows. During the call with repeated rows, no optimizer steps
+        and no Keras variable changes.
         """
         trial, before = self._trial, self._data
 

@@ -7,7 +7,7 @@ XLA.
 
 If the first step builds a model, the model's variables have no values in the trace of that step.
 After the first trace, TensorFlow gives the model's variables values and traces the function again.
-The first trace of such a step therefore contains no exchange with the PS.
+If the first step builds a model, the first trace therefore contains no exchange with the PS.
 """
 
 from __future__ import annotations
