@@ -1,4 +1,4 @@
-"""Flags that only a worker process reads. A Cluster passes these flags to its workers."""
+"""Flags that only a worker process reads, and that a Cluster passes to its workers."""
 
 from __future__ import annotations
 
@@ -129,10 +129,10 @@ _EMULATION = Topic(
 TOPICS = (WORKER, _EMULATION)
 
 
-_PREFIX = "link_"  # prefix of the flags that set the fields of Link
-_SMALLEST_QUEUE_KB = 2.0  # in kilobytes; a smaller queue could not hold one datagram
+_PREFIX = "link_"  # prefix of the flags that set the fields of class Link
+_SMALLEST_QUEUE_KB = 2.0  # size in kilobytes; a smaller queue could not hold one datagram
 
-#: Name of an emulation flag -> smallest and largest value that can be emulated.
+#: Maps the name of an emulation flag to the smallest and largest value that can be emulated.
 _LIMITS: dict[str, tuple[float, float]] = {
     "link_mbps": (0.0, 1e6),
     "link_delay_ms": (0.0, 60_000.0),
@@ -149,11 +149,12 @@ _LIMITS: dict[str, tuple[float, float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class EmulatedDevice:
-    """Settings of one worker's emulated network link and emulated slow device."""
+    """Settings of one worker's emulated network link and of its emulated slow device."""
 
     link: Link
-    slowdown: float  # factor by which the emulated device is slower than its machine
-    step_seconds: float  # shortest time that a mini-batch may take, in seconds; 0: no limit
+    # factor by which the emulated device is slower than the machine that emulates it
+    slowdown: float
+    step_seconds: float  # shortest time that a mini-batch may take, in seconds; 0 for no limit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,13 +164,15 @@ class WorkerFlags:
     id_worker: int
     threads: int
     clip_norm: float
-    measure: str  # level of measuring: one of thinwire.runtime.telemetry.round_trace.LEVELS
+    measure: str  # level of measuring, one of thinwire.runtime.telemetry.round_trace.LEVELS
     device: EmulatedDevice
-    peer_port: int = 0  # port for connections of other workers; 0: a free port
-    sync_every: int = 1  # number of rounds between two copies of the model to the PS
-    insecure: bool = False  # True: other machines may connect without protection
-    weight_decay: float = 0.0  # factor of the weights in the term added to gradients
-    num_restarts: int = 0  # number of times that a Cluster has restarted this worker
+    peer_port: int = 0  # port for connections of other workers; 0 for a free port
+    # number of rounds after which the worker sends the PS the next copy of the model
+    sync_every: int = 1
+    insecure: bool = False  # True if other machines may connect without TLS and secret
+    # factor of weight decay: this factor times the weights is added to gradients
+    weight_decay: float = 0.0
+    num_restarts: int = 0  # number of times that a Cluster object has restarted this worker
 
 
 def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
@@ -186,7 +189,7 @@ def read(nb_workers: int, given: flags.FlagValues = FLAGS) -> WorkerFlags:
     """Return this worker's settings from its flags.
 
     Raises:
-        ConfigurationError: The id, an emulated link or an emulated device is out of range.
+        ConfigurationError: The worker's id, an emulated link or an emulated device is out of range.
     """
     if not 1 <= given.id_worker <= nb_workers:
         raise ConfigurationError(
@@ -210,7 +213,7 @@ def devices(nb_workers: int, given: flags.FlagValues = FLAGS) -> tuple[EmulatedD
     """Return the emulated link and device of every worker, in order of id.
 
     Raises:
-        ConfigurationError: A value is out of range, or a flag has not one value per worker.
+        ConfigurationError: A value is out of range, or a flag does not have one value per worker.
     """
     columns = {name: [float(value) for value in getattr(given, name)] for name in _LIMITS}
     for name, (low, high) in _LIMITS.items():
@@ -237,7 +240,8 @@ def refuse_idle_links(run: Run, given: flags.FlagValues = FLAGS) -> None:
     """Reject emulation flags for datagrams if the run sends no datagrams.
 
     Raises:
-        ConfigurationError: A flag has no effect in this run; the message contains its name.
+        ConfigurationError: An emulation flag has no effect in this run; the message contains its
+            name.
     """
     if run.method.router.uses_datagrams:
         return
@@ -270,7 +274,7 @@ def _background_classes(columns: dict[str, list[float]]) -> list[float]:
 
 
 def _check_classes(link: Link) -> None:
-    """Reject emulated background traffic or a queue that does not fit the link's rate."""
+    """Reject emulated background traffic, or a queue, that does not fit the link's rate."""
     name, value = _PREFIX + "background_mbps", link.background_mbps
     if value and value >= link.mbps:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""The worker process: load data, compute gradients and exchange them until the run ends."""
+"""The worker process, which loads data and exchanges gradients with the PS until the run ends."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ from thinwire.worker.telemetry.tensorboard import WorkerScalars
 from thinwire.worker.train_step import TrainStep, clip, decay
 from thinwire.worker.trainer import WorkerSession
 
-_CALIBRATION_STEPS = 5  # number of steps that are measured before training, for --slowdown
-_PROBE_SECONDS = 2.0  # time limit, in seconds, for reaching the PS of a finished run
+_CALIBRATION_STEPS = 5  # number of steps that are measured before training, for the flag --slowdown
+_PROBE_SECONDS = 2.0  # longest time to reach the PS of a finished run, in seconds
 
 
 def main(run: Run) -> int:
     """Train as a worker until the run ends; return the process's exit code.
 
     Raises:
-        ConfigurationError, Unreachable, RequestRejected, Diverged: Training failed. Each exception
-            type has its exit code.
+        ConfigurationError, Unreachable, RequestRejected, Diverged: Training failed. Each type of
+            error has its own exit code.
     """
     settings = worker_flags.read(run.nb_workers)
     limit_threads(settings.threads)
@@ -68,8 +68,8 @@ def limit_threads(threads: int, together: int = 1) -> None:
     """Limit the number of TensorFlow's threads.
 
     Args:
-        threads: Number of threads for each concurrent call; 0 lets TensorFlow choose.
-        together: Number of TensorFlow calls that run concurrently.
+        threads: Number of TensorFlow threads for each concurrent call; 0 lets TensorFlow choose.
+        together: Number of TensorFlow calls that run concurrently in this process.
     """
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads * together)
@@ -80,13 +80,13 @@ def _name(id_worker: int) -> str:
 
 
 class Worker:
-    """One worker process, with data, model and checkpoints.
+    """One worker process, with its data, model and checkpoints.
 
     Args:
         run: Settings of the training run.
         own: Settings that only this worker reads from its flags.
-        shared: Model to train; None builds the model from the run's settings.
-        shard: This worker's training examples; None loads the examples from the run's settings.
+        shared: Model to train; None: build the model from the run's settings.
+        shard: Training examples of this worker; None: load the examples by the run's settings.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Worker:
         self.session.on_report = self._note_scalars
         self.gradient = np.zeros(shared.spec.num_parameters, np.float32)
         self._spare_gradient = np.zeros_like(self.gradient) if run.method.overlap else self.gradient
-        self._taken = True  # True if shard 0 accepted the last push that it has answered
+        self._taken = True  # True if shard 0 accepted the newest push that it has answered
         name = _name(own.id_worker)
         self.checkpoints = Checkpoints(checkpoints_of(run.run_dir, name), keep=2)
         self.scalars = WorkerScalars(scalars_of(run.run_dir, name))
@@ -184,7 +184,7 @@ class Worker:
         return "done" if session.core.stopped or not session.closing.is_set() else "interrupted"
 
     def _one_round(self) -> None:
-        """Run one mini-batch or none, then an exchange if the pacer requests an exchange."""
+        """Train on one mini-batch or none, then exchange with the PS if the pacer requests it."""
         session = self.session
         try:
             request = session.poll_pacer() or self._next_request()
@@ -192,8 +192,8 @@ class Worker:
         except NonFiniteUpdate as error:
             applied = False
             session.skip(error)
-            # The rejected mini-batch has changed the moving statistics: restore the values from
-            # before the mini-batch.
+            # The rejected mini-batch has changed the moving statistics, so restore their values
+            # from before the mini-batch.
             self.statistics.assign(session.core.statistics)
         session.record_outcome(applied)
 
@@ -244,7 +244,7 @@ class Worker:
     def _exchange(self, request: PushRequest) -> bool:
         """Push, wait and load the new weights; return True if shard 0 accepted the push.
 
-        With --overlap, the method returns before the reply, with the result of the previous push.
+        With --overlap, this method returns before the reply, with the result of the previous push.
         """
         self.session.send(request)
         if not self.run.method.overlap:
@@ -319,14 +319,14 @@ class Worker:
             logging.error("cannot write the worker's checkpoint: %s", error)
 
     def finished_reason(self) -> str | None:
-        """Return the stop reason of a finished run, from this worker's checkpoint.
+        """Return the reason why a finished run ended, from this worker's checkpoint.
 
         Returns:
             The run's stop reason; None if the checkpoint is of an unfinished run, or if the PS
             still runs.
 
         Raises:
-            OtherRun: The checkpoint is of a run with other settings.
+            OtherRun: The checkpoint belongs to a run with other settings.
         """
         checkpoint = self.checkpoints.load_latest()
         if checkpoint is None or not is_finished(
@@ -344,13 +344,14 @@ class Worker:
         return first_setting(saved.get(SETTINGS) or {}, resumed_settings(self.run))
 
     def resume(self, last_applied_step: int) -> None:
-        """Restore this worker's state from its checkpoint if the checkpoint is of this run.
+        """Restore this worker's state from its checkpoint, if the checkpoint belongs to this run.
 
         Args:
             last_applied_step: Number of this worker's last exchange that the shards applied.
 
         Raises:
-            ConfigurationError: The checkpoint is of another split of the data.
+            ConfigurationError: The checkpoint belongs to another division of the data among
+                workers.
         """
         checkpoint, session = self.checkpoints.load_latest(), self.session
         if checkpoint is None:
@@ -395,6 +396,6 @@ class Worker:
     # -- signals ------------------------------------------------------------------------------
 
     def interrupt(self, number: int, frame: Any) -> None:
-        """Make the worker stop after the present exchange, on a termination signal."""
+        """Make the worker stop after its present exchange, because of a termination signal."""
         logging.info("%s: stopping", signal.Signals(number).name)
         self.session.interrupt()
