@@ -80,7 +80,7 @@ class WrittenLine:
 
     @property
     def key(self) -> bytes | None:
-        """Digest by which equal common lines are found; None for a private line of the worker."""
+        """Digest by which equal lines of workers are found; None if the line is never merged."""
         text = _ESCAPES.sub("", self.text)
         if not self.is_error and not _SUMMARY.match(text):
             return None
