@@ -355,7 +355,7 @@ class RayLauncher:
         return process
 
     def _put_input(self, given: StandardInput) -> Any:
-        """Put the standard input into Ray's object store; return a reference, None if no input."""
+        """Put the standard input into Ray's object store; return its reference, or None."""
         file = whole_input(given)
         if file is None:
             return None

@@ -421,7 +421,7 @@ class SshLauncher:
         return f"cd {shlex.quote(self._code.folder)} && exec {shlex.join(supervised)}"
 
     def _bind(self, host: Host) -> str:
-        """Return the IP address on which a host's PS listens, by --interface or the hosts file."""
+        """Return the IP address on which a host's PS listens (--interface or hosts file)."""
         if FLAGS.interface is None:
             return self._resolve(host)
         if _is_address(FLAGS.interface):

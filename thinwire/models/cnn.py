@@ -35,7 +35,8 @@ def _convolution(filters: int, name: str) -> keras.Layer:
         padding="same",
         activation="relu",
         name=name,
-        # A new initializer for each layer: one initializer object draws equal numbers at each call.
+        # Each layer needs a new initializer, because one initializer object draws equal numbers at
+        # each call.
         kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.1),
         bias_initializer=keras.initializers.Constant(0.1),
     )
