@@ -179,7 +179,7 @@ class LineBacklog:
         return bytes(chunk[: end or _CHUNK_BYTES])
 
     def wrote(self, count: int, now: float) -> None:
-        """Remove ``count`` written bytes; 0 means that the sink took none and raised no error."""
+        """Remove ``count`` written bytes; 0 if the sink accepted none and raised no error."""
         if self.state is BacklogState.CLOSED or not count:
             return
         self._progress_at = now
@@ -251,7 +251,7 @@ class Sink(Protocol):
     encoding: str
 
     def write(self, data: bytes) -> int:
-        """Write some of the bytes; return how many were written. May block or raise an error."""
+        """Write some of the bytes; return their number; the call may block or raise an error."""
 
 
 class DescriptorSink:
@@ -292,7 +292,7 @@ class StreamSink:
 
 
 class ClosedSink:
-    """Sink for copied output of a process that was started without this stream (``>&-``)."""
+    """Sink for output of a process that was started with closed stdout or stderr (``>&-``)."""
 
     encoding = "utf-8"
 
@@ -321,7 +321,9 @@ def sink_of(stream: TextIO | None) -> Sink:
 
 
 class OutputCopy:
-    """Copy of output lines to a sink. No method raises an error or waits longer than the patience.
+    """Copies output lines to a sink (terminal, pipe or file) by a thread.
+
+    No method of `OutputCopy` raises an error or waits longer than `patience_seconds`.
 
     A sink that is slower than its writers slows the writers down, as a pipe does. If a new line has
     waited for `patience_seconds`, the `OutputCopy` drops lines.
@@ -387,7 +389,7 @@ class OutputCopy:
             )
 
     def close(self) -> None:
-        """Write the waiting lines while the sink takes bytes; drop lines that are put later."""
+        """Write the waiting lines while the sink accepts bytes; drop lines of later `put` calls."""
         with self._changed:
             self._backlog.close()
             self._changed.notify_all()
@@ -462,7 +464,7 @@ class OutputFile(OutputCopy):
         super().__init__(str(path), DescriptorSink(self._descriptor))
 
     def close(self) -> None:
-        """Write the waiting lines and close the file; while a write is blocked, leave it open."""
+        """Write the waiting lines and close the file, unless a write to the file is blocked."""
         super().close()
         # While a write is blocked, the descriptor stays open. If it were closed, another file could
         # get its number, and the blocked write would write into that file.

@@ -60,7 +60,7 @@ def sync(file: IO[Any]) -> None:
 
 
 def sync_directory(path: pathlib.Path) -> None:
-    """Wait until the directory's entries are on the disk: syncing a file does not sync its name."""
+    """Wait until a directory's entries are on the disk; syncing a file does not sync its name."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

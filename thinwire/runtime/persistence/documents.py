@@ -42,12 +42,12 @@ class Document:
 
     @classmethod
     def from_dict(cls: type[_DocumentType], values: Any, where: str = "") -> _DocumentType:
-        """Build a document from parsed JSON and check every field; raises ValueError."""
+        """Build a document from parsed JSON; raise ValueError if a field of it is wrong."""
         return from_dict(cls, values, where)
 
     @classmethod
     def from_json(cls: type[_DocumentType], text: str | bytes) -> _DocumentType:
-        """Parse and check the JSON of a document from an untrusted source; raises ValueError."""
+        """Parse and check a document's JSON from an untrusted source; raise ValueError if wrong."""
         return cls.from_dict(parse_json(text))
 
 
@@ -209,7 +209,7 @@ def _read_scalar(value: Any, kind: Any, where: str) -> Any:
 
 
 def is_name(text: str) -> bool:
-    """Return True if a document may hold this text: short and without control characters."""
+    """Return True if a document may hold a text: it is short and without control characters."""
     return len(text) <= _LONGEST_TEXT and text.isprintable()
 
 

@@ -29,7 +29,7 @@ class ObjectExistsError(Exception):
 
 
 class ObjectMissingError(Exception):
-    """No object of this name exists."""
+    """No object of the given name exists in the object store."""
 
 
 class ObjectStore(abc.ABC):
@@ -77,7 +77,7 @@ class ObjectStore(abc.ABC):
         """Return an object store of the objects in this storage with names below ``name/``."""
 
     def check(self) -> None:
-        """Test the storage: create an object twice (the second must fail), read, list, remove it.
+        """Test the storage: create an object twice (must fail the second time), read and remove it.
 
         Raises:
             StorageError: A storage operation does not work; the message names the operation.

@@ -128,7 +128,7 @@ class ArrayBytes:
         self._arrays = arrays
 
     def __iter__(self) -> Iterator[memoryview]:
-        """Yield the arrays' bytes, padded to 64 bytes; yield a frozen array in small pieces."""
+        """Yield the arrays' bytes, padded to 64 bytes; yield a frozen array in small chunks."""
         end = 0
         for array in self._arrays:
             gap = -end % _ALIGNMENT_BYTES

@@ -351,7 +351,7 @@ class StoredCheckpoints(CheckpointStore):
         return sorted(int(match[1]) for name in names if (match := _ENTRY.fullmatch(name)))
 
     def _check_owner(self, numbers: list[int]) -> None:
-        """Raise Fenced if another process has written an entry after the last one read."""
+        """Raise Fenced if another process has written an entry that this process has not read."""
         if numbers and numbers[-1] > self._number and not self._is_own(numbers[-1]):
             raise self._fenced()
 
@@ -381,7 +381,7 @@ class StoredCheckpoints(CheckpointStore):
         )
 
     def _collect(self) -> None:
-        """Remove the oldest snapshots, and the parts that no entry names; log storage failures."""
+        """Remove old checkpoints, and parts that no log entry names; log storage failures."""
         try:
             names = self._store.names()
             # A suspended process may have created an entry under a number that its successor has
