@@ -49,7 +49,7 @@ class ExchangeOwner(Protocol):
         """
 
     def on_replies(self, replies: list[ShardReply | None]) -> None:
-        """Handle the shards' replies to a pull or push; None for a push that was not finite."""
+        """Handle the PS shards' replies to a pull or push; None if a push was not finite."""
 
     def on_answer(self, answer: pb.Answer | None) -> None:
         """Handle the state server's answer; None if the state server is unreachable."""

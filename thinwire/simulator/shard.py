@@ -101,7 +101,7 @@ class SimulatedShard:
         self.life, self.alive, self.is_open, self.skew = 0, True, True, 0.0
         self._asleep_until = 0.0
         self._tick_at: float | None = None
-        self._epoch: events.MembershipEpoch | None = None  # newest epoch, for a restarted follower
+        self._epoch: events.MembershipEpoch | None = None  # newest epoch, for a restarted shard
         self.layout = layout
         self.reports: dict[tuple[int, int], str] = {}
         self.on_end: Callable[[str], None] | None = None
@@ -179,7 +179,7 @@ class SimulatedShard:
                 self.kill()
 
     def kill(self) -> None:
-        """Kill the shard as kill -9 does: only its files on disk remain, and all streams break."""
+        """Kill the PS shard as kill -9 does: its files on disk remain, and all streams break."""
         if not self.alive:
             return
         self.alive = self.is_open = False
@@ -230,7 +230,7 @@ class SimulatedShard:
             shard.follow(self._epoch)
 
     def follow(self, epoch: events.MembershipEpoch | None) -> None:
-        """Handle shard 0's new membership epoch; ignored until this shard has reached shard 0."""
+        """Handle shard 0's new membership epoch, if this PS shard has reached shard 0."""
         if epoch is None or not self.is_open:
             return
         if not self._waits(functools.partial(self.follow, epoch)):
@@ -468,7 +468,7 @@ class SimulatedShard:
             shard.follow(action.epoch)
 
     def _missed(self, action: events.WorkersUnreachable, coded: CodedBlocks) -> None:
-        """Report to shard 0 the workers that were silent on this shard."""
+        """Report to shard 0 the workers that have sent this PS shard nothing for too long."""
         if self.leader is not None:
             for life in action.members:
                 self.leader.arrive(events.WorkerUnreachable(life))

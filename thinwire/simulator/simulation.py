@@ -46,7 +46,7 @@ class Simulation:
     """One simulated training run on a virtual clock.
 
     Attributes:
-        own: Settings of the simulation.
+        own: Settings of the Simulator for the run.
         spec: Names and shapes of the shared model's tensors.
         clock: Virtual clock of the simulation.
         shards: Simulated PS shards, shard 0 first.
@@ -68,7 +68,7 @@ class Simulation:
 
         Args:
             run: Settings of the simulated training run.
-            own: Settings of the simulation.
+            own: Settings of the Simulator for the run.
             trainer: Trainer that computes the gradients of all workers.
             dataset: Data set with training examples.
             bodies: Kernels that perform the policies' array operations.
