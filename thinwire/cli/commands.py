@@ -74,12 +74,14 @@ def _run(command: str, rest: list[str]) -> NoReturn:
         command = "version"
     if command in RUN:
         _play(f"thinwire {command}", rest, RUN[command][0], runs_script=True)
-    if command.startswith("-"):  # has --type_node, as the nodes that a Cluster starts
+    # A Cluster starts its nodes with --type_node instead of a subcommand.
+    if command.startswith("-"):
         _play(sys.argv[0], [command, *rest])
     if command in ROLES:
         _play(f"thinwire {command}", rest, ROLES[command][0])
     if command in TOOLS:
-        configure_libraries(tensorflow_log_level=3)  # keeps gRPC from logging each failed call
+        # By default, gRPC would log each failed call.
+        configure_libraries(tensorflow_log_level=3)
         sys.exit(importlib.import_module(TOOLS[command][0]).main(rest))
     sys.stderr.write(f"{_unknown(command)}\n")
     sys.exit(_EXIT_BAD_FLAG)

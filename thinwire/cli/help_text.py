@@ -157,7 +157,8 @@ def _lines(topics: list[tuple[str, list[Option]]]) -> Iterator[str]:
         for option in options:
             text = f"{option.text} [{option.values_and_default}]"
             filled = textwrap.fill(
-                text.replace("|", "| "),  # lets a line break between two choices
+                # The space lets a line of the help break between two choices of a flag.
+                text.replace("|", "| "),
                 width,
                 initial_indent=f"  --{option.name:{_FLAG_WIDTH - 4}} ",
                 subsequent_indent=" " * (_FLAG_WIDTH + 1),

@@ -139,7 +139,8 @@ def _play(script: list[str] | None) -> int:
             model of their flags.
     """
     if script:
-        ScriptTarget.of(script)  # fails before the Advisor's slow imports
+        # A missing script fails before the import of the Advisor's modules, which takes seconds.
+        ScriptTarget.of(script)
     if script is not None:
         script = importlib.import_module(_WITH_SCRIPT[FLAGS.type_node]).complete_flags(script)
     launch.fill_from_slurm(script is not None)
@@ -202,7 +203,7 @@ def _exit_code(error: Exception) -> int | None:
     from thinwire.proto.grpc import Unreachable
     from thinwire.proto.grpc.session import RequestRejected
 
-    refused = (RequestRejected, Malformed)  # Malformed: this node cannot parse a message of a PS
+    refused = (RequestRejected, Malformed)  # `Malformed`: this node cannot parse a message of a PS
     codes = ((Unreachable, EXIT_UNREACHABLE), (refused, EXIT_REFUSED))
     return next((code for kind, code in codes if isinstance(error, kind)), None)
 
@@ -379,10 +380,12 @@ def _before_module(arguments: list[str]) -> list[str]:
         if word == MODULE_OPTION:
             return [*arguments[:position], "--", *arguments[position:]]
         if word == "--" or not word.startswith("-"):
-            break  # the word is the script or --, after which flags are not Thinwire's
+            # The word is -- or the path of the script, after which no flags of Thinwire follow.
+            break
         name = word.lstrip("-")
         if name in FLAGS and not FLAGS[name].boolean:
-            next(words, None)  # skip the value of the flag
+            # The next word is the value of the flag.
+            next(words, None)
     return arguments
 
 

@@ -8,7 +8,8 @@ from absl import flags
 
 from thinwire.runtime.run.flags import FlagRule, Option, Topic
 
-_IS_FINITE = FlagRule(math.isfinite, "must be a finite number")  # absl's limits accept NaN
+#: The lower and upper bounds of absl's number flags accept NaN, which this rule rejects.
+_IS_FINITE = FlagRule(math.isfinite, "must be a finite number")
 
 
 def define(*topics: Topic, flag_values: flags.FlagValues = flags.FLAGS) -> None:

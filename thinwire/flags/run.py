@@ -652,7 +652,7 @@ def _check_collective(given: flags.FlagValues, method: Method, nb_ps: int) -> No
 
 
 def _draws(given: flags.FlagValues) -> tuple[tuple[int, ...], ...] | None:
-    """Return the rounds in the file of --draws; empty if the role does not need the file."""
+    """Return the rounds in the file of --draws; () if the role needs none, None without it."""
     if given.draws is None:
         return None
     return read_draws(given.draws, given.nb_workers) if given.type_node in _ROLES_THAT_DRAW else ()
@@ -690,8 +690,8 @@ def _groups(given: flags.FlagValues) -> dict[str, Any]:
 def _auto_groups(given: flags.FlagValues) -> AutoGroups:
     """Return the settings of --groups=auto.
 
-    By default, the warm-up lasts 10 updates per worker, and the workers are grouped again every 60
-    s.
+    By default, the warm-up before the first automatic grouping lasts 10 updates per worker, and the
+    PS groups the workers again every 60 s.
     """
     updates, seconds = given.groups_warmup_updates, given.regroup_interval_seconds
     return AutoGroups(

@@ -78,8 +78,8 @@ class SlurmStep:
 def step_of(environment: Mapping[str, str]) -> SlurmStep | None:
     """Return the Slurm step in which this process is a task.
 
-    Return None if srun has not started this process, and in a Slurm step of one task. A Slurm batch
-    script also has a rank variable, although srun has not started the script.
+    The result is None if srun has not started this process, or if the Slurm step has one task. A
+    Slurm batch script also has a rank variable, although srun has not started the script.
 
     Raises:
         ConfigurationError: Slurm's environment variables contradict each other or cannot be parsed.
@@ -122,7 +122,8 @@ def expand_hosts(nodes: str) -> tuple[str, ...]:
     """
     hosts: list[str] = []
     for part in filter(None, _OUTER_COMMA.split(nodes.strip())):
-        pieces = _BRACKETS.split(part)  # alternately text and range: text, range, text
+        # `_BRACKETS.split` returns a text, a range of host numbers, a text, and so on.
+        pieces = _BRACKETS.split(part)
         choices = [
             [piece] if even else list(_expand_ranges(piece))
             for even, piece in zip(itertools.cycle((True, False)), pieces, strict=False)

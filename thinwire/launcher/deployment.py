@@ -132,7 +132,8 @@ def pack(files: dict[str, pathlib.Path], script_folder: pathlib.Path | None = No
         def add(path: pathlib.Path, name: str, keeps: Callable[[str], bool]) -> None:
             def keep(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
                 _check_size(buffer, path)
-                info.uid = info.gid = 0  # does not show the file owner's name to the hosts
+                # The archive must not show the name of the files' owner to the hosts.
+                info.uid = info.gid = 0
                 info.uname = info.gname = ""
                 return info if keeps(info.name) else None
 

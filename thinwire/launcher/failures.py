@@ -48,7 +48,7 @@ class Failure:
 
     @property
     def is_refused(self) -> bool:
-        """True if the script was refused: the run directory holds a run of another script."""
+        """True if the script was rejected, because the run directory holds another script's run."""
         return self.cause is Cause.OTHER_RUN
 
     @property

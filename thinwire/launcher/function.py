@@ -171,10 +171,10 @@ def _write_call(folder: pathlib.Path, function: Callable[..., Any], args: Sequen
 def _digest_of(function: Callable[..., Any], args: Sequence[Any]) -> str:
     """Return a digest of a function, of the functions of its module that it calls, and of `args`.
 
-    The script that every worker runs contains the digest of the function. A changed function thus
-    changes the script, and a changed script does not resume the earlier run. The digest covers the
-    source text instead of a pickle, because a pickle contains the number of a notebook's cell,
-    which changes when the unchanged cell is evaluated again.
+    The script that every worker runs contains the digest of the function. A changed function
+    changes the digest in the script, and a changed script does not resume the earlier run. The
+    digest covers the source text instead of a pickle, because a pickle contains the number of a
+    notebook's cell, which changes when the unchanged cell is evaluated again.
     """
     digest = hashlib.sha256(cloudpickle.dumps(tuple(args)))
     for name, value in _used(function, {}).items():

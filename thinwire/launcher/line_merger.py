@@ -6,9 +6,9 @@ leader, which is the running worker with the lowest id. A common line of another
 only if the leader does not write the same line. Lines on stdout other than model summaries, for
 example results and progress, are private to a worker and are all shown.
 
-Each worker's output is in one of four states, which only `LineMerger` changes. `LineMerger` has no
-threads, clock or files. Its methods take an event and the time, and return the output lines to show
-now, in order.
+The output of each worker is in one of four states, which only `LineMerger` changes. `LineMerger`
+has no threads, clock or files. The methods of `LineMerger` take an event and the time, and return
+the output lines to show now, in order.
 
 ========  ========================================  ============================================
 state     event                                     action; next state
@@ -62,7 +62,7 @@ _TIME = re.compile(r"^([IWEF])\d{4} [\d:.]+ +\d+ |^\d{4}-\d\d-\d\d[ T]\d\d:\d\d:
 
 
 class LineState(enum.Enum):
-    """State of one worker's output in the `LineMerger`; a table above has the transitions."""
+    """State of a worker's output in the `LineMerger`; this module's table has the transitions."""
 
     LEADING = enum.auto()
     SHOWING = enum.auto()
@@ -92,7 +92,7 @@ class WrittenLine:
 @dataclasses.dataclass(frozen=True)
 class _Waiting:
     line: WrittenLine
-    # Digest of a line that all workers write; None for a line that only this worker writes
+    # Digest by which equal lines of workers are found; None for a line that is never merged
     key: bytes | None
     until: float  # latest time at which the line is shown, on the clock of `LineMerger`'s caller
 
@@ -106,7 +106,7 @@ class _WorkerLines:
         self._noted: collections.OrderedDict[bytes, int] = collections.OrderedDict()
 
     def note(self, key: bytes) -> None:
-        """Drop the waiting line with the same key as a line of the leader, or note the key."""
+        """Drop this worker's waiting line that equals the leader's (by `key`), or note the key."""
         for entry in list(self.waiting):
             if entry.key == key:
                 # A signal handler may have just shown and removed the waiting line
@@ -128,13 +128,14 @@ class _WorkerLines:
         return bool(count)
 
     def release(self, is_over: Callable[[_Waiting], bool]) -> Iterator[WrittenLine]:
-        """Yield waiting output lines in order, up to the first common line without `is_over`.
+        """Yield waiting output lines in order, up to the first line that must still wait.
 
-        A worker's lines are never shown out of order, so a line that only this worker writes waits
-        for an earlier line that all workers write.
+        A worker's lines are never shown out of order, so a line that is never merged waits for an
+        earlier line of the worker that may be merged.
 
         Args:
-            is_over: Function that returns True if a waiting common line must be shown now.
+            is_over: Function that returns True if a waiting line, which may equal a line of the
+                leader, must be shown now.
         """
         while self.waiting and (self.waiting[0].key is None or is_over(self.waiting[0])):
             yield self.waiting.popleft().line

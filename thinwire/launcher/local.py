@@ -208,8 +208,8 @@ class SupervisedProcess:
     def kill(self) -> None:
         """Make the watchdog kill the node's command; kill a watchdog or ssh that does not respond.
 
-        A watchdog on another host reads the end of its input when the ssh process here is killed.
-        The watchdog then ends the command.
+        When the ssh client on this host is killed, a watchdog on another host reads the end of its
+        input and ends the node's command.
         """
         self.send_signal(signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -196,7 +196,7 @@ class Screen:
             return ""
         try:
             columns = os.get_terminal_size(self._out_stream.fileno()).columns
-        except (OSError, ValueError):  # fails if the terminal of stdout was closed
+        except (OSError, ValueError):  # fails after the terminal of stdout was closed
             columns = _USUAL_COLUMNS
         return self._progress[: max(20, columns - 1)]
 
@@ -281,7 +281,7 @@ class NamedLines:
         self._name, self._screen = name, screen
 
     def on_line(self, line: str, is_error: bool) -> None:
-        """Show one line of the node with the node's name."""
+        """Show one output line of the node, prefixed with the node's name."""
         self._screen.write(f"[{self._name}] {line}", is_error=True, source=self._name)
 
 
@@ -306,7 +306,7 @@ class NodeOutput:
         self.last_error = ""
 
     def on_line(self, line: str, is_error: bool) -> None:
-        """Show one line of the node with the node's name."""
+        """Show one output line of the node, prefixed with the node's name."""
         logged = LOG_PREFIX.match(line)
         if is_error and line.strip() and (logged is None or logged["level"] in "EF"):
             self.last_error = line if logged is None else line[logged.end() :]
@@ -391,14 +391,14 @@ class WorkerOutput:
             self._on_failure(self._worker, failure)
 
     def show(self, text: str) -> None:
-        """Show a text of the launcher with the worker's name, after the worker's waiting lines."""
+        """Show a text of the launcher, prefixed with the worker's name, after waiting lines."""
         if self._merged is not None:
             self._merged.release(self._worker)
         for line in text.splitlines():
             self.write(line, is_error=True)
 
     def write(self, line: str, is_error: bool) -> None:
-        """Show one line of the worker with the worker's name."""
+        """Show one output line of the worker, prefixed with the worker's name."""
         self._screen.write(f"{self._name} {line}", is_error, self._source)
 
     def _keep(self, text: str) -> None:

@@ -80,7 +80,7 @@ class NodeActor:
         # would add flags.
         for name in ("TF_CONFIG", "THINWIRE_FLAGS"):
             environment.pop(name, None)
-        if not importlib.import_module("ray").get_gpu_ids():  # the actor has no GPU
+        if not importlib.import_module("ray").get_gpu_ids():  # Ray gave the actor no GPU
             environment["CUDA_VISIBLE_DEVICES"] = "-1"
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(

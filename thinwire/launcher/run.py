@@ -366,7 +366,8 @@ class _ScriptRun:
             self._merged.ended(node.number)
         if output is None or code < EXIT_DONE or not process.is_followed:
             return code
-        process.wait()  # until the last output lines, perhaps a failure, are read
+        # Wait until the last lines of output are read, which may hold the failure or `COMPLETED`.
+        process.wait()
         if code != EXIT_DONE:
             self._note_exit(node.number, code)
             return code

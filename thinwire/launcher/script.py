@@ -307,7 +307,8 @@ def _run(words: Sequence[str]) -> int:
         return code
     if (failure is not None and (failure.is_lost or failure.is_refused)) or _is_cancelled(code):
         RECORD.abandon()
-    with contextlib.suppress(Exception):  # on an error, the launcher ends the run
+    # If the PS cannot be notified of the end, the launcher ends the run.
+    with contextlib.suppress(Exception):
         RECORD.end(code != EXIT_DONE, "" if failure is None else failure.headline)
     if code == EXIT_DONE:
         report_completion()
@@ -389,7 +390,8 @@ def _evaluate(words: Sequence[str]) -> int:
 
 def _execute(words: Sequence[str]) -> None:
     """Run the user's script as the main module, which it remains after its end."""
-    admit_signals()  # the callers catch exceptions that signal handlers raise
+    # From this line on, the callers catch the exceptions that signal handlers raise.
+    admit_signals()
     if words[0] == MODULE_OPTION:
         _execute_module(words[1], words[2:])
         return
@@ -496,7 +498,7 @@ def _failure(error: BaseException) -> Failure:
     if code is None:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-            trace = trace.tb_next  # skips the frames of this module
+            trace = trace.tb_next  # skips the traceback's frames of this module
         text = "".join(traceback.format_exception(type(error), error, trace))
         return Failure(EXIT_SCRIPT, text.rstrip(), reason=placed)
     if stop_reason in _OTHERS_CAUSES:

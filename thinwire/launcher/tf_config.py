@@ -115,7 +115,8 @@ def _task(
     kind, index = given.get("type"), given.get("index", 0)
     if not isinstance(kind, str) or kind not in _ROLES:
         raise _bad(f"its task type is {kind!r}, which is none of {', '.join(_ROLES)}")
-    if isinstance(index, str) and index.isdecimal():  # some cluster managers write it as text
+    # Some cluster managers write the index of the task as a text.
+    if isinstance(index, str) and index.isdecimal():
         index = int(index)
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:
         raise _bad(f"its task index is {index!r}, not a number from 0")

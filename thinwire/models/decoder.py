@@ -58,7 +58,8 @@ def build_tiny(image_size: int, image_depth: int, nb_classes: int) -> keras.Mode
 
 def _build(name: str, vocabulary: int, width: int, num_blocks: int) -> keras.Model:
     tokens = keras.Input((None,), dtype="int32", name="tokens")
-    places = keras.ops.cumsum(keras.ops.ones_like(tokens), axis=1) - 1  # 0, 1, ... T - 1, as [N, T]
+    # Positions of the tokens in their sequence, 0, 1, ... T - 1, as [N, T].
+    places = keras.ops.cumsum(keras.ops.ones_like(tokens), axis=1) - 1
     hidden = _embedding(vocabulary, width, "token")(tokens)
     hidden = hidden + _embedding(CONTEXT, width, "position")(places)
     for number in range(1, num_blocks + 1):

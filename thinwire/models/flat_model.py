@@ -72,7 +72,7 @@ class FlatVariables:
 
     @property
     def _is_worth_compiling(self) -> bool:
-        """True after more than `_CALLS_AS_THEY_ARE` reads of this property, which counts them."""
+        """True after more than `_CALLS_AS_THEY_ARE` reads of this property, which are counted."""
         self._num_calls += 1
         return self._num_calls > _CALLS_AS_THEY_ARE
 

@@ -26,7 +26,7 @@ _TOP = 5
 
 @dataclasses.dataclass(frozen=True)
 class ScoreGroup:
-    """Metrics that are computed from the same sums over a test set's examples.
+    """Metrics that share sums over the examples of a test set, from which they are computed.
 
     Attributes:
         sums: Function of (labels [B, ...], outputs [B, ...], loss) that returns name -> sum over a

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import dataclasses
 
-_MEAN_GAIN, _DEVIATION_GAIN = 1 / 8, 1 / 4  # weights of a new duration: alpha, beta of RFC 6298
+_MEAN_GAIN, _DEVIATION_GAIN = 1 / 8, 1 / 4  # weights of a new duration: alpha and beta of RFC 6298
 _DEVIATIONS = 4.0  # number of mean deviations in the timeout: K of RFC 6298
 _MARGIN = 2.0  # the timeout is at least this multiple of the peer's longest recent silence
-_FORGOTTEN = 7 / 8  # each heartbeat multiplies longest silence and patience by it
-_MOST_PATIENCE = 8.0  # upper bound of the timeout's factor, which false alarms double
+#: Factor by which each heartbeat reduces the longest silence and the patience.
+_FORGOTTEN = 7 / 8
+_MOST_PATIENCE = 8.0  # upper bound of the timeout's factor `patience`
 
 
 @dataclasses.dataclass

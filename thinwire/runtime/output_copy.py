@@ -119,8 +119,9 @@ class LineBacklog:
         self._patience_seconds, self._most_bytes = patience_seconds, most_bytes
         self._entries: collections.deque[_WaitingLines] = collections.deque()
         self._cost = 0
-        self._offset = 0  # bytes of the first waiting entry that are already written
-        self._progress_at = 0.0  # clock time of the last write, or of an empty backlog's first line
+        self._offset = 0  # number of bytes of the first waiting entry that are written
+        # Clock time of the last write, or of the first line that was offered to an empty backlog.
+        self._progress_at = 0.0
         self._gap = Loss()  # lines lost after the last entry and not yet reported to the reader
         self._ends_line = True  # True if the last byte written to the sink ended a line
 
@@ -231,7 +232,8 @@ class LineBacklog:
     def _lose_all(self, reason: str) -> None:
         self.reason = reason
         for entry in self._entries:
-            if entry.gap is not None:  # this entry's lost lines are not yet reported
+            # The number of lost lines that this entry would have reported is not yet reported.
+            if entry.gap is not None:
                 self._gap.add(entry.gap)
             self._lose(entry.data[self._offset :], entry.source)
             self._offset = 0

@@ -124,7 +124,8 @@ class SimulatedClient:
         self.connection = connection
         self.protocol = ShardProtocol(shard.number, NewestEpoch())
         self._port = Port(self._delivery, downlink, chunk_bytes, connection)
-        self._arrived: ReplyInFlight | None = None  # newest reply of the shard, or None
+        # Newest reply of the PS shard; None before the first reply.
+        self._arrived: ReplyInFlight | None = None
         shard.ports[owner.number] = self._port
 
     def begin_life(self, epochs: NewestEpoch) -> None:
@@ -330,8 +331,9 @@ class SimulatedPacingClient:
         self._queries, self._blocks = pacer.queries, pacer.waits_for_answer
         self._exchange, self._clock = exchange, clock
         self._state = PacingState()
-        self._decide: Callable[[bool], None] | None = None  # callback of the open query, or None
-        self._open = (0, 0)  # training step and number of local steps in the newest query
+        # Function that receives the decision on the open query; None without an open query.
+        self._decide: Callable[[bool], None] | None = None
+        self._open = (0, 0)  # training step and number of local steps in the last query
         self._queried_at = 0.0
 
     def begin_round(self, step: int, step_seconds: float) -> None:

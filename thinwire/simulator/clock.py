@@ -20,7 +20,7 @@ class Clock:
 
     def __init__(self) -> None:
         """Create a virtual clock at time 0 without scheduled calls."""
-        self.now = 0.0  # virtual time, in seconds
+        self.now = 0.0  # current virtual time, in seconds
         self._queue: list[tuple[float, int, Call]] = []
         self._numbers = itertools.count()
 

@@ -31,7 +31,8 @@ from thinwire.worker.client.datagrams import DatagramChannel, open_channel
 
 #: Function (bytes, size of one datagram, channel) that receives datagrams which arrive together.
 Deliver = Callable[[memoryview, int, int], None]
-_PIECE_SECONDS = 1e-3  # seconds of traffic, at the paced rate, that is sent at one time
+#: Duration, at the paced rate, of the datagrams that are sent together, in seconds.
+_PIECE_SECONDS = 1e-3
 _SHORTEST_WAIT_SECONDS = 5e-5
 
 

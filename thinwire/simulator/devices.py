@@ -26,7 +26,8 @@ class Distribution:
     """A distribution of step times: parameter names, and a function that draws a step time."""
 
     parameters: tuple[str, ...]
-    draw: Callable[[Any, Sequence[float]], float]  # function (random generator, ...) -> seconds
+    # Function of a random generator and the parameters that returns a step time in seconds.
+    draw: Callable[[Any, Sequence[float]], float]
 
 
 #: Name in --sim_step_seconds -> distribution of step times. The parameter `mean` of lognormal is
@@ -48,7 +49,7 @@ class StepTime:
 
     shape: str = "constant"  # name of the distribution of the step times, a key of SHAPES
     values: tuple[float, ...] = ()  # parameters of the distribution, in the order of SHAPES
-    trace: tuple[float, ...] = ()  # seconds of successive mini-batches; (): no trace
+    trace: tuple[float, ...] = ()  # seconds of successive mini-batches; (): no trace is used
 
     def sampler(self, seed: Sequence[int]) -> Callable[[], float]:
         """Return a function that returns the duration of the next mini-batch, in seconds."""
@@ -170,7 +171,8 @@ class Outage:
 
     worker: int
     start: float
-    end: float | None  # virtual seconds; None: the worker does not start again
+    # End of the outage in virtual seconds; None: the worker does not start again.
+    end: float | None
 
 
 def parse_outages(text: str, nb_workers: int) -> tuple[Outage, ...]:

@@ -82,14 +82,16 @@ class SimulatorFlags:
     """Settings of a simulated training run, from the Simulator's flags."""
 
     devices: tuple[EmulatedDevice, ...]  # emulated device of each worker, worker 1 first
-    step_times: tuple[StepTime, ...]  # per worker, before --slowdown and --step_seconds
+    # Step times of each worker, before --slowdown and --step_seconds change them.
+    step_times: tuple[StepTime, ...]
     outages: tuple[Outage, ...]
     servers: tuple[ShardSpeed, ...]  # capacity of each PS shard, shard 0 first
     threads: int
     clip_norm: float
     measure: str  # value of --measure
     start_timeout_seconds: float
-    settings: dict[str, str]  # flag -> value as text, for the run's records
+    # Name of a flag of the Simulator -> value as text, for the records of the run.
+    settings: dict[str, str]
     weight_decay: float = 0.0  # coupled weight decay, added to the gradient as on a worker
     #: Worker id -> L2 norm of the noise that --sim_garbage makes the worker push.
     garbage: dict[int, float] = dataclasses.field(default_factory=dict)

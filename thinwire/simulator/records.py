@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 _RECORD_SECONDS = 5.0  # virtual seconds between lines of metrics.jsonl, per 50 workers
-_WORKERS_A_LINE = 50  # workers for which _RECORD_SECONDS are added between lines
+#: Number of workers for which _RECORD_SECONDS are added to the time between status lines.
+_WORKERS_A_LINE = 50
 _PLAIN_LINE_SECONDS = 10.0  # wall-clock seconds between status lines if output is no terminal
 _LIVE_SECONDS = 0.5  # wall-clock seconds between updates of the status on a terminal
 _SHARE_OF_WORK = 50  # displaying the status takes at most 1/50 of wall-clock time

@@ -47,7 +47,8 @@ _SEEK_SECONDS = 1.0  # seconds between the attempts of a following shard to reac
 class Port:
     """A PS shard's end of the gRPC streams to one simulated worker."""
 
-    delivery: Callable[[int, ToWorker], Callable[[], None]]  # (stream, message) -> call
+    # Function of (number of the stream, message) that returns a call which delivers the message.
+    delivery: Callable[[int, ToWorker], Callable[[], None]]
     down: Pipe
     chunk_bytes: int
     connection: SimulatedConnection
@@ -101,7 +102,8 @@ class SimulatedShard:
         self.life, self.alive, self.is_open, self.skew = 0, True, True, 0.0
         self._asleep_until = 0.0
         self._tick_at: float | None = None
-        self._epoch: events.MembershipEpoch | None = None  # newest epoch, for a restarted shard
+        # Newest membership epoch, which shard 0 sends to a restarted PS shard.
+        self._epoch: events.MembershipEpoch | None = None
         self.layout = layout
         self.reports: dict[tuple[int, int], str] = {}
         self.on_end: Callable[[str], None] | None = None
@@ -112,7 +114,8 @@ class SimulatedShard:
         self.lease_seconds = 10.0
         self.on_draws: Callable[[Sequence[Draw]], None] | None = None
         self.on_begin: Callable[[SimulatedShard], None] = lambda shard: None
-        self.connections = self  # a status document reads `connections.bytes_down`
+        # The writer of the status document reads `connections.bytes_down`.
+        self.connections = self
         self.uplink, self.downlink = (Pipe(Link(server.mbps)) for _ in range(2))
         self.has_own_link = server.mbps > 0
         self._seconds_per_push = server.seconds_per_push
@@ -336,7 +339,8 @@ class SimulatedShard:
         """Pass an event to the PS core immediately, and perform the core's actions."""
         if not self.alive:
             return
-        if isinstance(event, NonFinitePush):  # the decoder rejects such a push before the core
+        # A decoder checks a push before the push reaches the core.
+        if isinstance(event, NonFinitePush):
             self.handle(events.PushRejected(event.worker, "non_finite"))
             self._send_verdict(_not_finite(event, self.core.membership.epoch), {})
             return
@@ -383,7 +387,8 @@ class SimulatedShard:
     def _tick(self, when: float) -> None:
         if self._waits(functools.partial(self._tick, when)):
             return
-        if when == self._tick_at:  # an earlier Tick may have replaced this Tick
+        # The values differ if an earlier Tick has replaced this Tick.
+        if when == self._tick_at:
             self._tick_at = None
             if self.datagrams is not None:
                 self.datagrams.receiver.poll()

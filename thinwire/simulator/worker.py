@@ -35,9 +35,11 @@ class WorkerSetup:
     """The parts from which a simulated worker is built."""
 
     number: int  # id of the worker, from 1
-    make_core: Callable[[], WorkerCore]  # returns a new worker core (state machine)
+    # Function that returns a new worker core (state machine) at each start of the worker.
+    make_core: Callable[[], WorkerCore]
     shard: TrainingShard  # the worker's training examples
-    step_seconds: Callable[[], float]  # returns the duration of the next mini-batch
+    # Function that returns the duration of the next mini-batch, in virtual seconds.
+    step_seconds: Callable[[], float]
     exchange: SimulatedExchange
     measure: RoundMeasure
     executor: Executor  # runs the computation of gradients
@@ -73,9 +75,11 @@ class SimulatedWorker:
         self._pacing = SimulatedPacingClient(self.core.method.pacer, self._exchange, clock)
         self._request: PushRequest | None = None
         self._overlaps = self.core.method.overlap
-        self._ahead: _Computing | None = None  # mini-batch during the open exchange, or None
+        # Mini-batch that is computed during the open exchange; None if there is none.
+        self._ahead: _Computing | None = None
         self._ahead_is_done = False
-        self._means = self.core.statistics  # moving statistics averaged over workers
+        # Moving statistics averaged over the workers, from the last reply.
+        self._means = self.core.statistics
         self._step_seconds = 0.0
         self._query_began = 0.0
         self._seconds = TimeBreakdown()
@@ -91,7 +95,8 @@ class SimulatedWorker:
 
     def start(self) -> None:
         """Start the worker's process with a new incarnation number."""
-        if self._exchange.newest_incarnation:  # a restart needs a new core
+        # A restarted worker needs a new worker core.
+        if self._exchange.newest_incarnation:
             self.core = self._own.make_core()
         self._pacing = SimulatedPacingClient(self.core.method.pacer, self._exchange, self._clock)
         self._local = self._trainer.local_of(self.number)
@@ -206,7 +211,8 @@ class SimulatedWorker:
         """
         core = self.core
         weights, statistics = core.weights, core.statistics
-        if self._overlaps:  # replies change the weights before the step ends
+        # Copy the weights, because replies change them before the training step ends.
+        if self._overlaps:
             weights, statistics = aligned(len(weights)), self._means
             weights[:] = core.weights
         mini_batch = self._round_ahead.begin(weights, statistics, self._own.shard, self._local)
@@ -284,7 +290,8 @@ class SimulatedWorker:
         self._seconds.send += sent_at - began_at
         self._seconds.wait += now - max(sent_at, began_at)
         request, self._request = self._request, None
-        if request is None:  # replies to a pull begin the training
+        # Without a pushed request, the replies answer a pull, and training begins.
+        if request is None:
             self._measure.begin(self._seconds.compute + self._seconds.send + self._seconds.wait)
         else:
             seconds = now - began_at

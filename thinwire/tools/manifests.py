@@ -87,7 +87,8 @@ def _filled_template(
         EXIT_REFUSED,
     )
 
-    service = f"{given.name}-ps"  # a replacement of a pod has the name of the pod
+    # Kubernetes gives the replacement of a pod the name of the pod.
+    service = f"{given.name}-ps"
     hosts = (f"{service}-{shard}.{service}" for shard in range(given.shards))
     addresses = ",".join(f"{host}:{given.port}" for host in hosts)
     flags = (_RUN_DIR_FLAG, *flags, *(_TLS_FLAGS if certificates else ()))

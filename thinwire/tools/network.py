@@ -114,7 +114,7 @@ def _serving(what: str, address: str, credentials: Credentials) -> Iterator[Find
 def hosts(path: pathlib.Path, ssh_options: str, python: str, port: int) -> Iterator[Finding]:
     """Check each host of a hosts file, and measure the links from other hosts to the first host.
 
-    The links to the first host matter, because a Cluster starts PS shard 0 there.
+    The links to the first host of the file matter, because a Cluster starts PS shard 0 on it.
 
     Args:
         path: Path of the hosts file.

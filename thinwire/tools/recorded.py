@@ -166,7 +166,8 @@ def _status_in(line: bytes) -> RunStatus | None:
         fields = json.loads(line)
         fields.pop("kind")
         return RunStatus.from_dict(fields)
-    except (ValueError, AttributeError):  # an incomplete line, or another version's line
+    # The line is incomplete, or another version of Thinwire wrote the line.
+    except (ValueError, AttributeError):
         return None
 
 

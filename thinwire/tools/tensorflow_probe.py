@@ -55,7 +55,8 @@ def _step_seconds() -> float:
     model.compile("sgd", loss)
     images = np.zeros((_BATCH, 28, 28, 1), np.float32)
     labels = np.zeros(_BATCH, np.int32)
-    model.train_on_batch(images, labels)  # the first step compiles, before the measurement
+    # Compile the training step before the measurement.
+    model.train_on_batch(images, labels)
     seconds = []
     for _ in range(_STEPS):
         began = time.perf_counter()

@@ -48,7 +48,9 @@ _LATER: Mapping[str, Any] = {"connect_timeout": 5, "read_timeout": 60}
 _ATTEMPTS_AT_START = 2
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|CREDENTIAL|ACCESS_KEY|ACCOUNT_KEY", re.IGNORECASE)
-_LEAST_SECRET = 6  # in characters; masking a shorter secret would garble messages
+#: Length of the shortest secret that is masked in messages, in characters. Masking a shorter secret
+#: would garble the messages.
+_LEAST_SECRET = 6
 _LARGEST_REQUEST = 5 << 30  # largest upload that S3 accepts in one request, in bytes
 
 

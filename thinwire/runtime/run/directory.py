@@ -141,7 +141,7 @@ class LogFile(logging.FileHandler):
     a line with their number.
 
     Args:
-        path: Path of the log file.
+        path: Path of the node's log file.
         report: Function that is called with a sentence that reports the first lost log record.
             None: write the sentence to stderr.
     """

@@ -51,7 +51,7 @@ class LockOwner:
     """Owner of the lock of a node's files: the process that the lock file names."""
 
     role: str
-    number: int  # id of the node among the nodes of its role
+    number: int  # id of the node, for example of a worker, from 0 or 1
     pid: int
     host: str
     since: str  # time at which the process took the lock, in ISO 8601
@@ -60,7 +60,8 @@ class LockOwner:
     @classmethod
     def here(cls, role: str, number: int, address: str = "") -> LockOwner:
         """Return the description of this process as the owner of a lock."""
-        if address.endswith(":0"):  # with port 0, the system chooses a port later
+        # With port 0 the system chooses a free port later, so the real port is not known.
+        if address.endswith(":0"):
             address = ""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return cls(role, number, os.getpid(), os.uname().nodename, now, address)

@@ -55,7 +55,7 @@ class LaunchedScript:
     flags: tuple[str, ...]  # Thinwire's flags, for example --nb_workers=2
     script: tuple[str, ...]  # path and arguments of the user's script
     measured_to: str = ""  # file to which `fit` writes measurements; empty: `fit` trains
-    evaluates: bool = False  # True if `fit` only evaluates the central model
+    evaluates: bool = False  # True if `fit` only evaluates the PS's model
 
 
 def write_settings(
@@ -65,7 +65,7 @@ def write_settings(
     folder = run_dir.resolve() / SETTINGS_FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{node}.json"
-    path.unlink(missing_ok=True)  # a killed process may have left the file
+    path.unlink(missing_ok=True)  # an earlier, killed process may have left the file
     document = {
         "flags": [
             word for word in flags if not word.startswith((MEASURED_TO, EVALUATES, RUN_BEGAN))

@@ -80,7 +80,7 @@ def module_words(module: str, path: str, arguments: Sequence[str]) -> list[str]:
     Args:
         module: Name of the program's module; empty if the program is a file.
         path: Path of the program's file; not used for a module.
-        arguments: Arguments of the program.
+        arguments: Command-line arguments of the program.
     """
     return [*([MODULE_OPTION, module] if module else [path]), *arguments]
 

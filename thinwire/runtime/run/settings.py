@@ -127,7 +127,7 @@ class Run:
     top5: bool = False  # True: evaluations also compute the top-5 accuracy
     advice: str | None = None  # file of predictions to compare; None: advice.json in run_dir
     on_metrics: str | None = None  # module:function called with every record; None: no function
-    credentials: Credentials = NO_CREDENTIALS  # TLS and token of this node
+    credentials: Credentials = NO_CREDENTIALS  # TLS certificate and token of this node
     checkpoint_dir: str | None = None  # folder or address of a PS's checkpoints; None: run_dir
     report_dir: str | None = None  # address for copies of the Supervisor's records; None: no copy
     metrics_port: int = 0  # port on which this node serves /metrics; 0: no server

@@ -98,7 +98,8 @@ def _lasting(stream: TextIO | None, descriptor: int) -> TextIO:
     if raw is None or isinstance(raw, _Output):
         return stream
     stream.flush()
-    is_buffered = raw is not stream.buffer  # False with python -u or PYTHONUNBUFFERED
+    # The stream has no buffer if Python was started with -u or PYTHONUNBUFFERED.
+    is_buffered = raw is not stream.buffer
     by_line = getattr(stream, "line_buffering", False)
     return _stream(descriptor, stream.encoding, is_buffered, by_line)
 

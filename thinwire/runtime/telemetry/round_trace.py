@@ -18,7 +18,8 @@ from thinwire.runtime.persistence.documents import Document, parse_json
 
 CHECK_READY = "check ready"  # phase of ESync in which the worker queries the state server
 GET_BATCH = "get_batch"
-FORWARD_AND_BACKWARD = "forward and backward"  # phase with the pause of an emulated slow device
+#: Forward and backward pass, with the pause of an emulated slow device.
+FORWARD_AND_BACKWARD = "forward and backward"
 LOCAL_UPDATE = "local update"
 ENCODE = "encode"  # phase that encodes the push; original ESync's logs lack it
 GLOBAL_UPDATE = "global update"  # phase that exchanges a weight change: barrier, transfer, apply

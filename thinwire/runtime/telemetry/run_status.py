@@ -114,7 +114,8 @@ class WorkerMetrics(Document):
     non_finite: int = 0  # number of mini-batches not pushed because of a non-finite gradient
     restarts: int = 0  # number of times that a Cluster has restarted the worker
     steps_per_second: float = 0.0  # recent rate of the worker's local steps
-    labels: dict[int, int] = dataclasses.field(default_factory=dict)  # class -> number of examples
+    # Class -> number of the worker's training examples of the class.
+    labels: dict[int, int] = dataclasses.field(default_factory=dict)
     datagrams: SentCounts | None = None  # counts of sent datagrams; None: no datagrams
 
 
@@ -130,11 +131,11 @@ class MembershipCounts(Document):
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus(Document):
-    """Status of a run at one moment, as PS shard 0 knows it."""
+    """Status of a training run at one moment, as PS shard 0 knows the status."""
 
     run_id: str
     method: str
-    seams: dict[str, str]  # policy interface -> value, for example codec -> topk
+    seams: dict[str, str]  # policy interface -> policy, for example codec -> topk
     nb_workers: int
     nb_ps: int
     num_parameters: int

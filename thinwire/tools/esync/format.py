@@ -40,7 +40,8 @@ MODES = {
 #: ESync's folder name -> Thinwire's training method.
 METHODS = {"esync": "esync", "sync": "ssgd", "async": "asgd", "dcasgd": "dcasgd"}
 NON_IID_SUFFIX = "-niid"
-_AT_THE_END = (ENCODE, *GLOBAL_PHASES, EVALUATION)  # a round's phases after the local steps
+#: Phases of a training round that follow the local steps.
+_AT_THE_END = (ENCODE, *GLOBAL_PHASES, EVALUATION)
 _DECIMALS = 6
 
 
