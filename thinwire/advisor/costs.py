@@ -62,7 +62,7 @@ def load() -> list[MeasuredCost]:
 
 
 def of(flags: Sequence[str], rows: Iterable[MeasuredCost]) -> MeasuredCost | None:
-    """Return the row of measured costs that fits a composition's flags best; None if none fits.
+    """Return the row of measured costs that fits the flags of a composition best, or None.
 
     A row of measured costs fits a composition of policies that has all flags of the row. Among
     fitting rows of measured costs, the row with the most flags is best. Among rows with equally

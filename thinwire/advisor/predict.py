@@ -116,7 +116,7 @@ class GradientPool:
     def step(
         self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
     ) -> Step:
-        """Return a training step with a copy of the next stored gradient."""
+        """Return the result of a training step with a copy of the next stored gradient."""
         gradient = self._gradients[self._number % len(self._gradients)].copy()
         self._number += 1
         return Step(gradient, 1.0, self._samples, statistics, local)
@@ -232,7 +232,7 @@ class _Watch:
         self._deadline = time.monotonic() + _PATIENCE_SECONDS
 
     def look(self, now: float) -> None:
-        """Record the simulated run's totals after an update if workers have pushed often enough."""
+        """Record the simulated run's totals after an update, if enough pushes or time passed."""
         if self._core.version == self._version or len(self.marks) == 2:
             return
         self._version = self._core.version
@@ -440,7 +440,7 @@ def compose(extra: tuple[str, ...], folder: pathlib.Path, given: flags.FlagValue
     """Return the settings of a training run with the user's flags plus the `extra` flags.
 
     Raises:
-        ConfigurationError: The flags contradict each other.
+        ConfigurationError: The user's flags and the `extra` flags contradict each other.
     """
     changed = copy.deepcopy(given)
     try:

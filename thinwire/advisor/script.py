@@ -64,7 +64,7 @@ def main(run: Run, script: Sequence[str]) -> int:
     Args:
         run: Settings of the planned training run. The model, data and batch size come from the
             script.
-        script: Path and arguments of the script.
+        script: Path and arguments of the user's training script.
 
     Raises:
         ConfigurationError: The script does not train by `fit` of a distributed model, every
@@ -118,7 +118,7 @@ class _ScriptSubject:
 
 
 def _divides_batch(run: Run) -> bool:
-    """Return True if workers divide each batch of the script (`thinwire.script.keras.place`)."""
+    """Return True if workers divide each batch of the script, False if each gets whole batches."""
     usual = "global" if run.method.steps_together and run.data.shard == "auto" else "worker"
     return (run.data.batch or usual) == "global"
 

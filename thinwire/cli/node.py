@@ -276,7 +276,7 @@ def _start_log() -> None:
 
 
 def _set_level() -> None:
-    """Set this node's log level from --log_level, or from absl's --verbosity if it is given."""
+    """Set this node's log level from --log_level, or from absl's --verbosity if that is given."""
     level = observability.level_of(FLAGS.log_level, FLAGS.type_node.lower(), _node_name())
     verbosity = FLAGS["verbosity"]
     logging.set_verbosity(int(verbosity.value or 0) if verbosity.present else LEVELS[level])

@@ -101,7 +101,7 @@ def run(
     Raises:
         ConfigurationError: The function or its arguments cannot be pickled.
         RunFailed: The command `thinwire run` ended with an exit code other than 0.
-        KeyboardInterrupt: The run was interrupted; the same call resumes the run.
+        KeyboardInterrupt: The run was interrupted. A repetition of the call resumes the run.
     """
     name = getattr(function, "__name__", "function").strip("<>")
     run_dir = pathlib.Path(flags.pop("run_dir", None) or f"runs/{name}").resolve()

@@ -54,11 +54,12 @@ class HostAssignment:
 
 
 def parse_hosts(text: str, source: str) -> tuple[Host, ...]:
-    """Read a hosts file.
+    """Parse a hosts file, which lists the hosts of a cluster.
 
     A line of the hosts file names one host, ``[user@]host[:port]``. ``slots=q`` after the host
-    gives the host q slots (places for nodes), like q equal lines. The hosts file may repeat a line.
-    The character ``#`` begins a comment in the hosts file.
+    gives the host q slots (places for nodes), like q equal lines. A line of the hosts file may be
+    repeated, to give its host more slots (places for nodes). The character ``#`` begins a comment
+    in the hosts file.
 
     Args:
         text: Content of the hosts file.

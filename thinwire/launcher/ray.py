@@ -355,7 +355,7 @@ class RayLauncher:
         return process
 
     def _put_input(self, given: StandardInput) -> Any:
-        """Put the standard input into Ray's object store; return its reference, or None."""
+        """Put the standard input into Ray's object store; return its reference (None without)."""
         file = whole_input(given)
         if file is None:
             return None

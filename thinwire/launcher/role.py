@@ -512,8 +512,8 @@ class Cluster:
     def _wait(self) -> None:
         """Wait until every node has ended; after a failure that no restart repairs, end all nodes.
 
-        After a failure, workers get SIGTERM first. PS and Supervisor get SIGTERM later, when
-        `patient` becomes False, if they have not ended without a signal.
+        After a failure that ends the run, workers get SIGTERM first. PS and Supervisor get SIGTERM
+        later, when `patient` becomes False, if they have not ended without a signal.
         """
         ending_since, patient = None, False
         # time.monotonic() at the end of the last worker; None before

@@ -1,7 +1,7 @@
 """``thinwire run``: runs a user's script as every worker, with PS shards and a Supervisor.
 
 The PS start without a model, and the first worker sends the script's model to the PS. The launchers
-of a `Cluster` (`role`) start the nodes. A run of `thinwire run` differs from a run of
+of `role.Cluster` start the nodes of `thinwire run`. A run of `thinwire run` differs from a run of
 --type_node=Cluster in these points: workers run the user's script (module `script`), the launcher
 shows the workers' output with their names and a failure only once, and the first worker that fails
 ends the run.
@@ -219,7 +219,7 @@ def _may_need_keras(run: Run, script: pathlib.Path) -> bool:
     """Return whether the PS will probably need Keras, because the script's optimizer is not SGD.
 
     The PS can apply SGD updates without importing Keras. A script whose text does not contain "SGD"
-    uses another optimizer, or takes its optimizer from another file. After a wrong guess, the PS
+    uses another optimizer, or takes its optimizer from another file. If this guess is wrong, the PS
     wastes memory on Keras, or imports Keras only when the run begins, which takes seconds.
     """
     if run.method.kind is not Kind.GRADIENT:
@@ -394,8 +394,8 @@ class _ScriptRun:
     def _on_failure(self, worker: int, failure: Failure) -> None:
         """Show the first failure of a worker; later failures are only in the workers' files.
 
-        A failure whose text is one line becomes the launcher's last line of output. A failure with
-        a traceback is shown immediately.
+        A failure whose text is one line becomes the launcher's last line of output. A script's
+        failure with a traceback is shown immediately.
         """
         if self._is_interrupted:  # an interrupted script's error is not the run's failure
             return

@@ -61,11 +61,11 @@ def claim_run_directory(
 def start_in_claimed_directory(
     run: Run, script: Sequence[str] = (), is_elsewhere: bool = False
 ) -> RunStart:
-    """Lock a run directory, log if the run begins or resumes, and clear the directory if new.
+    """Claim a run directory, log if the run begins or resumes; clear the directory of a new run.
 
     Args:
         run: Settings of the run, from the flags.
-        script: The workers' script and its arguments; empty if the workers run no script.
+        script: Path and arguments of the user's script; empty if the workers run no script.
         is_elsewhere: True if the PS may run on hosts that do not share this host's disk.
 
     Raises:

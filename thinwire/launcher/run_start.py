@@ -2,8 +2,8 @@
 
 The newest checkpoint of PS shard 0 decides whether the run resumes
 (`thinwire.runtime.run.resuming`). If the checkpoint is on another host, the launcher reads only the
-Supervisor's records in the run directory. The PS then compares the run's settings with the
-checkpoint at its start.
+Supervisor's records in the run directory. In this case, the PS compares the run's settings with the
+checkpoint at the start of the PS.
 """
 
 from __future__ import annotations

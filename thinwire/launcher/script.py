@@ -316,7 +316,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _failure_of_exit(error: SystemExit, code: int, name: str) -> Failure | None:
-    """Return the failure of a script that called `sys.exit`; None if the exit is regular."""
+    """Return the failure of a script that called `sys.exit`; None if the exit is no failure."""
     if _ENDED or code == EXIT_INTERRUPTED:
         return None
     if code:
@@ -362,8 +362,9 @@ def _is_cancelled(code: int) -> bool:
 def _code_of_signal(error: BaseException) -> int | None:
     """Return the exit code of the signal that caused an error; None if no signal caused it.
 
-    TensorFlow replaces a SystemExit by another error. A KeyboardInterrupt during an import of
-    TensorFlow becomes the cause or context of an ImportError.
+    If a signal handler raises SystemExit inside TensorFlow, TensorFlow replaces it by another
+    error. A KeyboardInterrupt during an import of TensorFlow becomes the cause or context of an
+    ImportError.
     """
     if _ENDED:
         return 128 + _ENDED[0]
@@ -435,7 +436,7 @@ def _execute_module(name: str, arguments: Sequence[str]) -> None:
 
 
 def _new_main_module(file: str, spec: importlib.machinery.ModuleSpec | None) -> Any:
-    """Create an empty main module and install it in `sys.modules`."""
+    """Create an empty module `__main__` for the user's script; install it in `sys.modules`."""
     main_module: Any = types.ModuleType("__main__")
     main_module.__file__ = file
     main_module.__builtins__ = builtins

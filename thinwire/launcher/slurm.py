@@ -1,4 +1,4 @@
-"""Starts the nodes of one task of a Slurm step; each task starts nodes of its own.
+"""Starts the nodes of one task of a Slurm step; every task starts its own nodes.
 
 Slurm sends signals to all processes that a task has started, and kills these processes at the end
 of the job.

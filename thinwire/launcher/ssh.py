@@ -1,9 +1,10 @@
 """Starts nodes over ssh on the hosts of a hosts file; the Supervisor runs on the launching host.
 
-First the launcher probes every host (`Ssh.probe`). If a host is not usable, the launcher starts no
-node and raises an error that names the host. If --sync_dst_dir is given, the launcher then copies
-Thinwire's code to every host (`thinwire.launcher.deployment`). The launcher starts each node
-through a separate ssh connection, under a watchdog that ends the node when the connection closes.
+Before the launcher starts nodes, it probes every host (`Ssh.probe`). If a host is not usable, the
+launcher starts no node and raises an error that names the host. If --sync_dst_dir is given, the
+launcher then copies Thinwire's code to every host (`thinwire.launcher.deployment`). The launcher
+starts each node through a separate ssh connection, under a watchdog that ends the node when the
+connection closes.
 
 ssh never prompts (``BatchMode``) and checks host keys according to the user's configuration.
 """
@@ -188,7 +189,7 @@ class Ssh:
             python: Path of the Python interpreter on the host.
             program: Local path of the probe program, which imports only the standard library, and
                 writes a line of `_PROBE_MARK` and a JSON object.
-            arguments: Arguments of the probe program.
+            arguments: Command-line arguments of the probe program.
             seconds: Time limit of the probe program, in seconds.
 
         Raises:
@@ -271,7 +272,7 @@ class SshLauncher:
 
         Raises:
             ConfigurationError: A flag of the ssh launcher or the hosts file is invalid.
-            Unreachable: One or more hosts are not usable. The message names these hosts.
+            Unreachable: One or more hosts are not usable. The message names the unusable hosts.
         """
         launch.refuse_chosen_addresses()
         self._overwrite = ["--overwrite"] if run.overwrite else []

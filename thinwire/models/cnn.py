@@ -1,6 +1,6 @@
 """The convolutional network of the AdaComp paper: two convolutions and one hidden layer.
 
-The network has 421,642 parameters for images of 28 x 28 x 1 and 10 classes.
+The network of the AdaComp paper has 421,642 parameters for images of 28 x 28 x 1 and 10 classes.
 
 Source: the network of AdaComp's original program. Differences: variables keep their shapes instead
 of being declared one-dimensional, and the batch size is not fixed.

@@ -1,8 +1,8 @@
 """Computes exact metrics over a whole test set from sums over its batches.
 
 A mean of the batches' means would depend on the split of the test set into batches, but sums over
-all examples do not. The sums are float64, in which counts are exact. Only the functions of this
-module import TensorFlow, so that flags can read the tasks without TensorFlow.
+all examples do not. The sums over examples are float64, in which counts are exact. Only the
+functions of this module import TensorFlow, so that flags can read the tasks without TensorFlow.
 """
 
 from __future__ import annotations

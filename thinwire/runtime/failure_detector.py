@@ -1,7 +1,7 @@
 """Adaptive timeouts for heartbeats and retries, estimated from measured durations.
 
 The caller passes in every moment and duration, so that the failure detector reads no clock. So a
-live server, the simulator and the replay of a server's journal compute the same timeouts.
+live server, the simulator and the replay of a server's journal compute equal timeouts.
 
 Source: Mean and mean deviation are Jacobson's ("Congestion Avoidance and Control", SIGCOMM 1988),
 with RFC 6298's constants for TCP's retransmission timer. Doubling a timeout after a false alarm
@@ -153,13 +153,13 @@ class RetryDeadline:
 
     @property
     def timeout_seconds(self) -> float:
-        """Time limit of the next attempt, in seconds."""
+        """Time limit of the next attempt at the operation, in seconds."""
         expected = self.took.most_seconds if self.took.num_samples else self.least_seconds
         doubled = max(self.least_seconds, expected) * 2.0 ** min(self.num_failed, 32)
         return min(self.most_seconds, doubled)
 
     def succeed(self, seconds: float) -> None:
-        """Record the duration of an attempt that succeeded."""
+        """Record the duration of an attempt at the operation that succeeded."""
         self.took.add(seconds)
         self.num_failed = 0
 
@@ -177,7 +177,7 @@ class Backoff:
     Attributes:
         first_seconds: Upper bound of the first pause between attempts, in seconds.
         most_seconds: Upper bound of every pause between attempts, in seconds.
-        num_pauses: Number of pauses returned so far.
+        num_pauses: Number of pauses that `next_seconds` has returned so far.
     """
 
     first_seconds: float

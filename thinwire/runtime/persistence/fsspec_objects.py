@@ -175,7 +175,7 @@ class FsspecObjects(ObjectStore):
                 self._files.rm_file(self._path(name))
 
     def below(self, name: str) -> FsspecObjects:
-        """Return an object store with the objects of this store with names below ``name/``."""
+        """Return an object store of this store's objects with names that start with ``name/``."""
         return FsspecObjects(self._files, f"{self.address}/{name}", self._options)
 
     def _path(self, name: str) -> str:

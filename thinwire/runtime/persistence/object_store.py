@@ -1,4 +1,4 @@
-"""Object store: byte strings by name at one address, the storage of checkpoints and reports.
+"""An object store holds byte strings by name at one address, for checkpoints and reports.
 
 An object of an object store is written whole or not written. `create` writes only if no object of
 the name exists, so if two processes create the same name, the storage rejects one process.
@@ -35,7 +35,7 @@ class ObjectMissingError(Exception):
 class ObjectStore(abc.ABC):
     """Interface of a storage of byte strings (objects) by name; a name may have slashes.
 
-    Every method of an object store raises `StorageError` if the storage fails.
+    Every method of an object store raises `StorageError` if the object storage fails.
 
     Attributes:
         address: Path or URL of the storage, for messages.
@@ -74,7 +74,7 @@ class ObjectStore(abc.ABC):
 
     @abc.abstractmethod
     def below(self, name: str) -> ObjectStore:
-        """Return an object store of the objects in this storage with names below ``name/``."""
+        """Return an object store of this store's objects with names that start with ``name/``."""
 
     def check(self) -> None:
         """Test the storage: create an object twice (must fail the second time), read and remove it.
@@ -156,7 +156,7 @@ class LocalObjects(ObjectStore):
                 (self._folder / name).unlink(missing_ok=True)
 
     def below(self, name: str) -> LocalObjects:
-        """Return an object store of the objects in this storage with names below ``name/``."""
+        """Return an object store of this store's objects with names that start with ``name/``."""
         return LocalObjects(self._folder / name)
 
     def _write(self, name: str, data: bytes) -> tuple[pathlib.Path, pathlib.Path]:

@@ -41,7 +41,8 @@ def discard_checkpoints(address: str, node: str | None, owner: str) -> None:
     Args:
         address: Value of the flag --checkpoint_dir.
         node: Name of the node whose checkpoints to remove, for example ``ps-0``. None: all nodes.
-        owner: Description of this process, for the error of a writer that it replaces.
+        owner: Description of this process, for the error message of a writer that this process
+            replaces.
 
     Raises:
         ConfigurationError: The storage at the address failed.
@@ -62,7 +63,8 @@ def discard_records(address: str, owner: str) -> None:
 
     Args:
         address: Value of the flag --report_dir.
-        owner: Description of this process, for the error of a writer that it replaces.
+        owner: Description of this process, for the error message of a writer that this process
+            replaces.
 
     Raises:
         ConfigurationError: The storage at the address failed.

@@ -1,8 +1,8 @@
 """Copies files of a run directory to a remote address (publishes them) under equal names.
 
 A published file is one object of an object store, written whole or not written. Only one process
-writes at an address. The process claims the address as `StoredCheckpoints` does, and checks its
-claim before each write.
+writes published files at an address. This process claims the address as `StoredCheckpoints` does,
+and checks its claim before each write.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class PublishedFiles:
 
     Args:
         store: Object store that only this run uses.
-        owner: Description of this process, for the error of a writer that it replaces.
+        owner: Description of this process, for the error message of a writer that this process
+            replaces.
     """
 
     def __init__(self, store: ObjectStore, owner: str) -> None:

@@ -193,10 +193,10 @@ def read_manifest(data: bytes, name: str) -> dict[str, Any]:
 
     Args:
         data: Bytes of the manifest, which `manifest_bytes` made.
-        name: Name of the manifest's file, for messages.
+        name: Name of the file that holds the manifest, for messages.
 
     Raises:
-        ValueError, KeyError, TypeError: The manifest is damaged.
+        ValueError, KeyError, TypeError: The manifest of the state is damaged.
     """
     document = json.loads(data)
     content: dict[str, Any] = document["content"]

@@ -1,6 +1,6 @@
 """Checkpoints in an object store, which has no rename and which several hosts can write.
 
-A node has two kinds of objects in the store:
+A node has two kinds of objects in the object store:
 
 - ``parts/TOKEN-UPLOAD-I.bin``: a part, which is a piece of the bytes of a checkpoint's arrays;
 - ``log/NUMBER.json``: an entry of the node's log. A *snapshot* entry is the manifest of one
@@ -169,7 +169,7 @@ class StoredCheckpoints(CheckpointStore):
         self._take_over(owner, begins_anew=False)
 
     def discard(self, owner: str) -> None:
-        """Remove all checkpoints of this node.
+        """Remove all checkpoints of this node from the object store.
 
         The numbers of log entries and generations do not restart, so the storage rejects a process
         that still writes.

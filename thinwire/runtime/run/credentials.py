@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Protection:
-    """Whether TLS or a login protects a connection against processes outside the run."""
+    """Whether TLS or authentication protects a connection against processes outside the run."""
 
     encrypted: bool = False  # True if the connection uses TLS
     authenticated: bool = False  # True if a client must present a certificate or the token
@@ -30,7 +30,7 @@ class Credentials:
 
     @property
     def protection(self) -> Protection:
-        """Protection (TLS, login) of the connections to a server with these credentials."""
+        """Protection (TLS, authentication) of connections to a server with these credentials."""
         encrypted = bool(self.certificate)
         return Protection(encrypted, (encrypted and bool(self.authority)) or bool(self.token))
 

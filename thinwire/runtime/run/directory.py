@@ -92,7 +92,7 @@ def note_failure(run_dir: pathlib.Path, why: str, begun_at: int) -> None:
     """Record in the run directory that a run's script failed.
 
     Args:
-        run_dir: Directory of the run.
+        run_dir: Directory of the run whose script failed.
         why: Description of the script's failure, for the user.
         begun_at: Number of updates of the model when the failed process had started to train.
     """
@@ -137,8 +137,8 @@ def clear(run_dir: pathlib.Path) -> None:
 class LogFile(logging.FileHandler):
     """Log file that drops log records while the disk of the file is full.
 
-    A `LogFile` reports only the first lost record. Where log records are missing, the log file has
-    a line with their number.
+    A `LogFile` reports only the first log record that is lost. Where log records are missing, the
+    log file has a line with the number of missing records.
 
     Args:
         path: Path of the node's log file.

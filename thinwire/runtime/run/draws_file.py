@@ -16,7 +16,7 @@ _HEAD = "# The workers of each round, one round a line, as --draws reads them.\n
 
 
 def read_draws(path: str, nb_workers: int) -> tuple[tuple[int, ...], ...]:
-    """Read each round's sampled workers (ids) from the file that --draws names.
+    """Read the ids of each round's sampled workers from the file that --draws names.
 
     Raises:
         ConfigurationError: The file of --draws cannot be read, or a line holds no worker ids.

@@ -24,7 +24,7 @@ def deciding_settings(run: Run) -> dict[str, str]:
 
     In the returned dict, flags come first under their own names, then values derived from flags.
     The returned settings lack the number of workers, because it may change during a run. A digest
-    of the content represents each file, instead of the file's path.
+    of a file's content represents the file in the returned settings, instead of its path.
     """
     model, data = run.model, run.data
     flags = {
@@ -91,7 +91,7 @@ def finished_summary(run: Run, script: Sequence[str] = ()) -> str | None:
     """Return the stop reason in a run directory's summary.json; None if the run is not finished.
 
     Args:
-        run: Settings of the run to start.
+        run: Settings of the run that would start.
         script: Path and arguments of the user's script; empty if the workers run no script.
 
     Raises:

@@ -1,10 +1,11 @@
 """File lock that lets one process at a time write a node's files, until the process ends.
 
 The lock of a node's files is ``flock`` on a lock file, which stays open while the process writes
-the node's files. A file with a process id would remain after ``kill -9``. The directory lock is not
-a POSIX record lock (``lockf``), for two reasons. A record lock does not exclude a second owner in
-the same process (two servers in one script). A process loses a record lock as soon as the process
-closes *any* descriptor of the lock file, even a descriptor that only read the owner's name.
+the node's files. A file that contains a process id would not do, because it would remain after
+``kill -9``. The directory lock is not a POSIX record lock (``lockf``), for two reasons. A record
+lock does not exclude a second owner in the same process (two servers in one script). A process
+loses a record lock as soon as the process closes *any* descriptor of the lock file, even a
+descriptor that only read the owner's name.
 
 The disadvantage of ``flock`` is that a fork shares the lock, so a forked child
 (``multiprocessing``) would keep a dead owner's lock. So a forked child closes its copy of the lock

@@ -1,10 +1,10 @@
 """Describes a worker's program: files, arguments, and compiled parts of the Keras model.
 
-If changed code continued a run, no single program would explain the final weights. So a worker
-sends its `Program` in its Hello (the first message to a PS). The PS saves a worker's program with
-the weights, and compares it with the program that a worker with the same id sends later. Addresses,
-ports, paths and the number of workers are not part of a `Program`, because a scheduler may continue
-the run on another host.
+If a run was continued with changed code, no single program would explain its final weights. So a
+worker sends its `Program` in its Hello (the first message to a PS). The PS saves a worker's program
+with the weights, and compares it with the program that a worker with the same id sends later.
+Addresses, ports, paths and the number of workers are not part of a `Program`, because a scheduler
+may continue the run on another host.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _is_elsewhere(name: str) -> bool:
 
 
 def _bounded(text: str) -> str:
-    """Return the value of a program's row, cut and with a digest if it is too long."""
+    """Return the value of a program's row; cut a long value and append its digest."""
     if len(text) <= _LONGEST:
         return text
     return f"{text[: _LONGEST // 2]}... (sha256 {digest_of_bytes(text.encode())[:12]})"

@@ -61,7 +61,7 @@ class _Output(io.FileIO):
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """Let writes of a command inside the with block succeed always; end with SystemExit."""
+    """Run a command inside the with block, such that its writes succeed; exit at the end."""
     _open_closed()
     sys.stdout = _lasting(sys.stdout, _STDOUT)
     sys.stderr = _lasting(sys.stderr, _STDERR)
