@@ -65,7 +65,7 @@ class ClientOwner(Protocol):
     patience_seconds: float
 
     def send(self, shard: int, event: Delivery, sizes: list[int], counted: bool) -> None:
-        """Send a message to a PS shard, as all messages from workers to shards."""
+        """Send a message to a PS shard; all messages of the worker use this method."""
 
     def lives(self, incarnation: int) -> bool:
         """Return whether `incarnation` is the worker's current incarnation (process)."""
@@ -199,7 +199,7 @@ class SimulatedClient:
     # -- incoming messages --------------------------------------------------------------------
 
     def _delivery(self, stream: int, message: ToWorker) -> Callable[[], None]:
-        """Return a function that delivers a message, or drops it if its stream was replaced."""
+        """Return a function that delivers a message, unless the message's stream was replaced."""
         return functools.partial(self._deliver, stream, message)
 
     def _deliver(self, stream: int, message: ToWorker) -> None:

@@ -85,7 +85,7 @@ class SimulatedExchange:
         decoders: Decoders that the PS shards use for pushes, shard 0 first.
         clock: Virtual clock of the simulation.
         router: Policy that routes the entries of a push into datagrams.
-        transport: Settings of the datagram transport.
+        transport: Settings of the datagrams, for example their size and pacing.
     """
 
     def __init__(
@@ -227,11 +227,11 @@ class SimulatedExchange:
     # -- for the clients ----------------------------------------------------------------------
 
     def send(self, shard: int, event: Delivery, sizes: list[int], counted: bool) -> None:
-        """Send a message to a PS shard, as all messages from workers to shards."""
+        """Send a message to a PS shard; all messages of the worker use this method."""
         self.connections[shard].send(event, sizes, counted)
 
     def lives(self, incarnation: int) -> bool:
-        """Return True if `incarnation` is the worker's current process; False if it is dead."""
+        """Return True if `incarnation` is the worker's current process, and the worker is alive."""
         return 0 < incarnation == self.incarnation
 
     def on_welcome(self, shard: int, last_step: int) -> None:
@@ -308,7 +308,7 @@ class SimulatedExchange:
             self._attend_later()
 
     def _ensure_joined(self) -> None:
-        """Dial the PS shard for whose reply the worker waits; it waits in shard order."""
+        """Dial the PS shard for whose reply the worker waits; replies are awaited in order."""
         joining = len(self._welcomed) < len(self._shards)
         awaited = self.clients[len(self._welcomed) :] if joining else self._requesting()
         if awaited:

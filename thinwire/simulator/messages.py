@@ -1,7 +1,8 @@
 """Messages between simulated workers and PS shards that the PS core does not define.
 
-The events and actions of `thinwire.ps.core.events` are the remaining messages. This module also
-defines the result of a mini-batch (`Step`) and the interfaces of objects that compute gradients.
+All further messages of a simulation are events and actions of `thinwire.ps.core.events`. This
+module also defines the result of a mini-batch (`Step`) and the interfaces of objects that compute
+gradients.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Computes the mini-batches of a simulated worker's round ahead of virtual time.
 
 If only the worker's own count of local steps ends a round, no event can change the round's result.
-Then the computation of each mini-batch starts as soon as the previous mini-batch is computed,
-without waiting for the virtual clock. So a round of local steps uses one CPU core continuously.
+In this case, the computation of each mini-batch starts as soon as the previous mini-batch is
+computed, without waiting for the virtual clock. So a round of local steps uses one CPU core
+continuously.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ _SEEK_SECONDS = 1.0  # seconds between the attempts of a following shard to reac
 
 @dataclasses.dataclass
 class Port:
-    """A PS shard's end of the gRPC streams to one simulated worker."""
+    """A simulated PS shard's end of the streams to one worker."""
 
     # Function of (number of the stream, message) that returns a call which delivers the message.
     delivery: Callable[[int, ToWorker], Callable[[], None]]
@@ -413,7 +413,7 @@ class SimulatedShard:
         counted: bool,
         stream: int | None = None,
     ) -> None:
-        """Send a message to a worker, as all messages from PS shards to workers.
+        """Send a message to a worker; all messages of the PS shard use this method.
 
         Args:
             worker: Id of the receiving worker.

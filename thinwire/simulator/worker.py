@@ -228,7 +228,7 @@ class SimulatedWorker:
             self._take_in(computing)
 
     def _take_in(self, computing: _Computing) -> None:
-        """Pass a gradient to the core; push if the round ends, else start the next one."""
+        """Pass a gradient to the core; push at the round's end, else start a mini-batch."""
         done = self._round_ahead.take(computing.mini_batch)
         self._own.shard.cursor.next()
         self._local = done.local

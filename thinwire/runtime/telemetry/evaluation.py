@@ -1,4 +1,4 @@
-"""Evaluations of the PS's model: metrics by name, and the training cost until then.
+"""Evaluations of the PS's model: metrics by name, and the training cost until each one.
 
 The names of the metrics come from a built-in task, from a script's compiled metrics, or from a
 script's own function. A metric value that is not finite is written as null.

@@ -131,7 +131,7 @@ class MembershipCounts(Document):
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus(Document):
-    """Status of a training run at one moment, as PS shard 0 knows the status."""
+    """Status of a training run at one moment, from the figures of PS shard 0."""
 
     run_id: str
     method: str
