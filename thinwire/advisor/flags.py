@@ -53,12 +53,13 @@ NAMES = tuple(option.name for topic in TOPICS for option in topic.options)
 
 @dataclasses.dataclass(frozen=True)
 class AdvisorFlags:
-    """Settings of the Advisor, from its flags.
+    """Settings of the Advisor role, from its flags.
 
     Attributes:
-        rate: Sufficient share of the workers' samples per second without exchanges, 0.01 to 1.
-        probe_seconds: Largest training time of each probe (measuring run), in seconds.
-        pushes: Number of pushes of each worker that the simulation of a composition has.
+        rate: Share, 0.01 to 1, of the workers' samples per second without communication, that is
+            fast enough for a proposed composition.
+        probe_seconds: Largest training time of each probe (short measuring run), in seconds.
+        pushes: Number of pushes of each worker in the simulation of a composition of policies.
     """
 
     rate: float
@@ -67,12 +68,12 @@ class AdvisorFlags:
 
 
 def check(run: Run) -> None:
-    """Reject flags that the Advisor cannot use, before TensorFlow is imported.
+    """Reject flags that the Advisor role cannot use, before TensorFlow is imported.
 
     Raises:
-        ConfigurationError: Emulated links or devices are out of range, a launcher's flag has no
-            effect, --advice is set, or --collective selects an all-reduce, which the Advisor does
-            not predict.
+        ConfigurationError: Flags of emulated links or devices are out of range, a launcher's flag
+            has no effect, --advice is set, or --collective selects an all-reduce, which the Advisor
+            does not predict.
     """
     worker_flags.devices(run.nb_workers)
     launch.check()

@@ -1,4 +1,4 @@
-"""Flags of the router DGT, and the original DGT's environment variables that set these flags."""
+"""Flags of the router DGT, and the environment variables of the original DGT that set them."""
 
 from __future__ import annotations
 
@@ -219,12 +219,13 @@ TOPIC = Topic(
 
 
 _ON_OFF = {"0": "false", "1": "true"}
-# Function: text of an environment variable -> {name of a flag: text of the flag}
+# Type of a function that maps the text of an environment variable to {name of a flag: text of the
+# flag}.
 _Value = Callable[[str], Mapping[str, str]]
 
 
 def _to(name: str, words: Mapping[str, str] | None = None) -> _Value:
-    """Return a function from a variable's text to a flag's text: the same text, or by `words`."""
+    """Return a function that maps an environment variable's text to the text of a flag."""
 
     def translate(text: str) -> dict[str, str]:
         if words is None:
@@ -241,7 +242,7 @@ def _percent(text: str) -> dict[str, str]:
 
 
 def _mode(text: str) -> dict[str, str]:
-    """Translate ENABLE_DGT to flags; 2 is sending over the gRPC stream, 3 is also in four bits."""
+    """Translate ENABLE_DGT to flags: 2 sends over the gRPC stream, 3 also rounds to four bits."""
     modes = {"2": {"dgt_transport": "grpc"}}
     modes |= {"0": {}, "1": {}, "3": modes["2"] | {"dgt_low_bits": "4"}}
     if text not in modes:
@@ -279,14 +280,14 @@ NOT_READ = {
 
 
 def fill(values: flags.FlagValues, variables: Mapping[str, str]) -> None:
-    """Set flags from the original DGT's variables, unless a flag was given; log each set flag.
+    """Set the flags that were not given from the original DGT's variables; log each set flag.
 
     Args:
         values: Parsed flags of this process. This function changes them.
         variables: Environment variables of this process: name -> text.
 
     Raises:
-        ConfigurationError: A flag does not accept the text of its environment variable.
+        ConfigurationError: A flag of DGT does not accept the text of its environment variable.
     """
     for variable, translate in VARIABLES.items():
         text = variables.get(variable, "").strip()
@@ -306,7 +307,7 @@ def fill(values: flags.FlagValues, variables: Mapping[str, str]) -> None:
 
 
 def _give(values: flags.FlagValues, variable: str, text: str, name: str, word: str) -> None:
-    """Set one flag from an environment variable, as if it was given on the command line."""
+    """Set one flag from an environment variable, as if the command line had given the flag."""
     flag = values[name]
     if flag.present:
         logging.info("--%s=%s wins over %s=%s", name, flag.value, variable, text)
@@ -328,10 +329,10 @@ def _bad(variable: str, text: str, error: Exception) -> ConfigurationError:
 
 
 def transport(given: flags.FlagValues, router: str) -> Transport:
-    """Return the settings of DGT's transport of datagrams, from the flags.
+    """Return the settings of DGT's datagram transport, from the flags.
 
     Raises:
-        ConfigurationError: A flag of the transport differs from its default, but --router is not
+        ConfigurationError: A flag of DGT's transport differs from its default, but --router is not
             dgt.
     """
     settings = {field.name: getattr(given, field.name) for field in dataclasses.fields(Transport)}

@@ -189,8 +189,9 @@ TOPICS = (
         ),
     ),
 )
-#: Formats of log messages when a node has died. AGAIN takes the node, its exit code and the pause
-#: in seconds; NOT_AGAIN takes the node, its exit code and the name of the restart flag.
+#: Formats of log messages about a node that has died. The arguments of AGAIN are the node, its exit
+#: code and the seconds until the restart. The arguments of NOT_AGAIN are the node, its exit code
+#: and the name of the restart flag.
 AGAIN = "%s died (code %d); starting it again in %g s"
 NOT_AGAIN = (
     "%s ended with code %d and is not started again: the node has reached the limit of %s "
@@ -203,7 +204,7 @@ SCRIPT_DEFAULTS = (
     "--type_node=Cluster",
     "--model_from=worker",
     "--nb_workers=2",
-    "--method=bsp",  # bsp alone trains as the script without Thinwire does
+    "--method=bsp",  # only bsp trains exactly as the script without Thinwire trains
 )
 _SLURM = "slurm"
 #: Name of a flag -> values of --launcher for which the flag has an effect.
@@ -259,7 +260,7 @@ def check(runs_script: bool = False) -> str:
 
 
 def launcher_here() -> str:
-    """Return the launcher's name from the flags; without flags, "slurm" or "local".
+    """Return the launcher's name from the flags; without a flag, "slurm" or "local".
 
     Raises:
         ConfigurationError: Slurm's environment variables cannot be parsed.
@@ -286,7 +287,7 @@ def step_here() -> SlurmStep:
 
 
 def part_here() -> SlurmStep | None:
-    """Return the Slurm step whose tasks start the run's nodes; None if this process starts all."""
+    """Return the Slurm step whose tasks start nodes; None if this process starts all nodes."""
     return step_here() if FLAGS.type_node == "Cluster" and launcher_here() == _SLURM else None
 
 
@@ -323,10 +324,10 @@ def fill_from_slurm(runs_script: bool) -> None:
 
 
 def refuse_elsewhere(run: Run) -> None:
-    """Reject the launcher's flags on a node whose role starts no other nodes.
+    """Reject flags of launchers on a node whose role starts no other nodes.
 
     Raises:
-        ConfigurationError: A flag of the launcher differs from its default.
+        ConfigurationError: A flag of a launcher differs from the flag's default.
     """
     for name in NAMES:
         if _is_set(name):
@@ -337,7 +338,7 @@ def refuse_elsewhere(run: Run) -> None:
 
 
 def _is_set(name: str) -> bool:
-    """Return True if a flag differs from its default, which a --flagfile may set explicitly."""
+    """Return True if a flag's value differs from the flag's default."""
     return bool(FLAGS[name].value != FLAGS[name].default)
 
 

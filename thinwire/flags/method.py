@@ -33,7 +33,7 @@ from thinwire.runtime.run.flags import (
     words,
 )
 
-#: Help text that stands for the default of a policy's flag: --method chooses the policy.
+#: Text that the help shows as the default of a policy's flag, because --method chooses the policy.
 _OF_METHOD = "the method's"
 
 _ADVANCED = (

@@ -78,11 +78,11 @@ TOPICS = (
 
 
 def level_of(entries: list[str], role: str, node: str) -> str:
-    """Return a node's log level: the entry for the node, else for its role, else for all nodes.
+    """Return a node's log level from the entry for the node, its role or all nodes, in this order.
 
     Args:
         entries: Entries of --log_level, for example "worker=info".
-        role: Name of the node's role, for example "worker".
+        role: Name of the node's role in lower case, for example "worker".
         node: Name of the node, for example "worker-3".
 
     >>> level_of(["warning", "worker=info", "worker-3=debug"], "worker", "worker-3")

@@ -1,4 +1,4 @@
-"""Flags of differential privacy. All nodes have equal values, except for --dp_delta."""
+"""Flags of differential privacy; except for --dp_delta, they are equal on all nodes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Flags of a run as a whole, equal on every node; builds a `Run` from the flags.
+"""Flags of a training run as a whole, equal on every node; builds a `Run` from the flags.
 
-The roles' main functions receive a `Run` (thinwire.runtime.run.settings) and do not read the flags
-of this module.
+The main functions of the roles receive a `Run` (thinwire.runtime.run.settings) and do not read the
+flags of this module themselves.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ _IS_DEVICE = FlagRule(
 #: Default of --iter_max if the flags name the model. A script's run has no default: it ends with
 #: its fit.
 _ITER_MAX = 100_000
-#: Part of error messages: the reason why scripts cannot use --fraction and --draws.
+#: Text of error messages with the reason why scripts cannot use --fraction and --draws.
 ALL_FIT = "all workers of a script start and end fit together, so none may skip a round"
 #: Default of --compression_rate for scripts, as a fraction of the gradient's entries: a script's
 #: few epochs are too short to converge with 1 % of the entries (docs/guide/examples.md).
@@ -395,7 +395,7 @@ TOPICS = (
     _MODEL_AND_DATA,
     _STOP,
 )
-#: Topics of flags that only matter to nodes that exchange gradients.
+#: Topics of flags that have an effect only on nodes that exchange gradients.
 OF_EXCHANGES = (CODEC, dgt.TOPIC, GUARDS, PRIVACY)
 
 
@@ -486,7 +486,7 @@ def _iter_max(given: flags.FlagValues) -> int | None:
 
 
 def _target(given: flags.FlagValues) -> Target | None:
-    """Return the metric's target from --target or --target_accuracy; None without these flags."""
+    """Return the target of the metric from --target or --target_accuracy; None without them."""
     if given.target is None:
         bound = given.target_accuracy
         return None if bound is None else Target.of_accuracy(bound)
@@ -575,7 +575,7 @@ def _check_files(given: flags.FlagValues) -> None:
 
 
 def _check_model_from(given: flags.FlagValues) -> None:
-    """Reject a named model, and rounds without all workers, if --model_from=worker."""
+    """If --model_from=worker, reject flags that name a model or let rounds have fewer workers."""
     if given.model_from == FROM_FLAGS:
         if given.schedule_clock != given["schedule_clock"].default:
             raise ConfigurationError(
@@ -628,8 +628,8 @@ def _method(given: flags.FlagValues, nb_ps: int) -> Method:
 def _with_script_optimizer(choices: Choices, kind: Kind, given: flags.FlagValues) -> Choices:
     """Return the method's choices with the script's optimizer, unless flags choose an optimizer.
 
-    The script's compiled optimizer runs on the PS if workers push gradients, and on the workers if
-    workers push changes of weights.
+    The optimizer that the script compiled runs on the PS if workers push gradients, and on the
+    workers if workers push changes of weights.
     """
     if kind is Kind.GRADIENT and choices.overrides["server_optimizer"] is None:
         return dataclasses.replace(
@@ -641,7 +641,7 @@ def _with_script_optimizer(choices: Choices, kind: Kind, given: flags.FlagValues
 
 
 def _check_collective(given: flags.FlagValues, method: Method, nb_ps: int) -> None:
-    """Reject PS shards without work, and flags of all-reduces if the run exchanges with a PS."""
+    """Reject several PS shards in an all-reduce run, and all-reduce flags in a run with a PS."""
     check_shards(method, nb_ps)
     for name in ("worker_port", "collective_sync_every"):
         if method.collective == THROUGH_PS and given[name].value != given[name].default:
@@ -652,7 +652,7 @@ def _check_collective(given: flags.FlagValues, method: Method, nb_ps: int) -> No
 
 
 def _draws(given: flags.FlagValues) -> tuple[tuple[int, ...], ...] | None:
-    """Return the rounds of --draws; empty on roles that do not read the file, None without it."""
+    """Return the rounds in the file of --draws; () if the role needs none, None without it."""
     if given.draws is None:
         return None
     return read_draws(given.draws, given.nb_workers) if given.type_node in _ROLES_THAT_DRAW else ()
@@ -671,7 +671,7 @@ def _guards(given: flags.FlagValues, method: Method) -> Guards:
 
 
 def _groups(given: flags.FlagValues) -> dict[str, Any]:
-    """Return the fields of `Choices` on groups of workers: fixed groups, or settings for auto."""
+    """Return the values of the `Choices` fields about groups of workers (fixed or automatic)."""
     if given.groups is not None and given.groups_file is not None:
         raise ConfigurationError("--groups and --groups_file were both given; leave one out.")
     if given.groups == "auto":
@@ -688,7 +688,11 @@ def _groups(given: flags.FlagValues) -> dict[str, Any]:
 
 
 def _auto_groups(given: flags.FlagValues) -> AutoGroups:
-    """Return the settings of --groups=auto. The defaults are 10 updates per worker and 60 s."""
+    """Return the settings of --groups=auto.
+
+    By default, the warm-up before the first automatic grouping lasts 10 updates per worker, and the
+    PS groups the workers again every 60 s.
+    """
     updates, seconds = given.groups_warmup_updates, given.regroup_interval_seconds
     return AutoGroups(
         10 * given.nb_workers if updates is None else updates, 60.0 if seconds is None else seconds

@@ -57,14 +57,14 @@ _USUAL = {*NEVER, *_OFTEN_OF_SCRIPTS, *itertools.chain(*OPTIMIZER.values())}
 
 
 def misplaced(target: ScriptTarget, known: Collection[str]) -> str:
-    """Return a warning about flags of Thinwire that stand after the script on the command line.
+    """Return a warning about Thinwire's flags that follow the script on the command line.
 
-    Only the script receives the words after its name. No warning is given for names that scripts
-    often use, names in the script's text, and all words after ``--``: these words are meant for the
-    script.
+    Only the script, not Thinwire, receives the words after the script's name. The warning omits
+    flag names that scripts often use, flag names in the script's text, and all words after ``--``,
+    because the user means these words for the script.
 
     Args:
-        target: Script of the command line, with its arguments.
+        target: User's script of the command line, with the script's arguments.
         known: Names of all flags of Thinwire, without dashes.
 
     Returns:

@@ -1,9 +1,9 @@
-"""Reads this process's Slurm step from the environment; defines which nodes a task starts.
+"""Reads the Slurm step of this process from the environment; maps Slurm tasks to nodes.
 
-``srun thinwire run train.py`` starts one launcher process for every task. Rank r starts worker
-r + 1. Rank 0 also starts the Supervisor. The first task of each host also starts PS shards: shard s
-runs on host s modulo the number of hosts. So every task computes the addresses of all shards from
-Slurm's variables.
+``srun thinwire run train.py`` starts one launcher process for every task. The Slurm task of rank r
+starts worker r + 1. The Slurm task of rank 0 also starts the Supervisor. The first Slurm task of
+each host also starts PS shards, such that shard s runs on host s modulo the number of hosts. So
+every Slurm task can compute the addresses of all shards from Slurm's variables.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class SlurmStep:
     """A Slurm step of several tasks, and the position of this process in the step.
 
     Attributes:
-        rank: Rank of this task in the Slurm step, from 0.
-        host: Index of this task's host in `hosts`.
-        rank_on_host: Rank of this task among the tasks on its host, from 0.
-        hosts: Names of the hosts on which the step's tasks run.
-        tasks: Number of the step's tasks on each host, in the order of `hosts`.
-        first_port: Port of PS shard 0.
-        cpus_of_task: Number of CPUs that Slurm gives this task.
+        rank: Rank of this process's task in the Slurm step, from 0.
+        host: Index of the host of this Slurm task in the list `hosts`.
+        rank_on_host: Rank of this Slurm task among the step's tasks on the same host, from 0.
+        hosts: Names of the hosts on which the tasks of the Slurm step run.
+        tasks: Number of tasks of the Slurm step on each host, in the order of `hosts`.
+        first_port: TCP port of PS shard 0.
+        cpus_of_task: Number of CPUs that Slurm gives the task of this process.
     """
 
     rank: int
@@ -52,11 +52,11 @@ class SlurmStep:
 
     @property
     def is_first(self) -> bool:
-        """True for the task of rank 0, which does work that only one task may do."""
+        """True for the Slurm task of rank 0, which does work that only one task may do."""
         return self.rank == 0
 
     def starts(self, role: str, number: int) -> bool:
-        """Return True if this task starts the node with the given role and number."""
+        """Return True if this Slurm task starts the node with the given role and number."""
         if role == "Worker":
             return number == self.rank + 1
         if role == "PS":
@@ -78,8 +78,8 @@ class SlurmStep:
 def step_of(environment: Mapping[str, str]) -> SlurmStep | None:
     """Return the Slurm step in which this process is a task.
 
-    Return None if srun has not started this process, and in a Slurm step of one task. A batch
-    script also has a rank variable, but srun has not started it.
+    The result is None if srun has not started this process, or if the Slurm step has one task. A
+    Slurm batch script also has a rank variable, although srun has not started the script.
 
     Raises:
         ConfigurationError: Slurm's environment variables contradict each other or cannot be parsed.
@@ -122,7 +122,8 @@ def expand_hosts(nodes: str) -> tuple[str, ...]:
     """
     hosts: list[str] = []
     for part in filter(None, _OUTER_COMMA.split(nodes.strip())):
-        pieces = _BRACKETS.split(part)  # alternating: text, range, text, range, text
+        # `_BRACKETS.split` returns a text, a range of host numbers, a text, and so on.
+        pieces = _BRACKETS.split(part)
         choices = [
             [piece] if even else list(_expand_ranges(piece))
             for even, piece in zip(itertools.cycle((True, False)), pieces, strict=False)
@@ -144,7 +145,7 @@ def _expand_ranges(text: str) -> Iterator[str]:
 
 
 def _expand_counts(text: str) -> tuple[int, ...]:
-    """Expand Slurm's counts like ``2(x3),1`` to the number of tasks on each host: 2, 2, 2, 1."""
+    """Expand Slurm's counts like ``2(x3),1`` to the numbers of tasks on the hosts: 2, 2, 2, 1."""
     counts: list[int] = []
     for part in text.split(","):
         match = _COUNT.fullmatch(part)

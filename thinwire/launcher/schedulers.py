@@ -1,9 +1,9 @@
 """Reads a worker's id and the PS addresses from the environment of Slurm, torchrun or Kubernetes.
 
-Each process of the job is a worker, and its rank (from 0) is the worker's id - 1. The user starts
-the PS separately, at the addresses in ``THINWIRE_PS`` (host:port, with commas between shards).
-Without this variable the workers expect the PS on the first host that Slurm or torchrun names, at
-the default port.
+Each process of the scheduler's job is a worker, whose id is the process's rank (from 0) plus 1. The
+user starts the PS separately, at the addresses in ``THINWIRE_PS`` (host:port, with commas between
+shards). If ``THINWIRE_PS`` is not set, the workers expect the PS on the first host that Slurm or
+torchrun names, at the default port.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from thinwire.ops.types import ConfigurationError
 
 #: Name of the environment variable with the addresses (host:port) of the PS shards.
 PS_VARIABLE = "THINWIRE_PS"
-#: Name of the environment variable with the number of workers: a pod of a Kubernetes Job cannot
-#: find out this number.
+#: Name of the environment variable with the number of workers, which a pod of a Kubernetes Job
+#: cannot find out otherwise.
 WORKERS_VARIABLE = "THINWIRE_NB_WORKERS"
 _DEFAULT_PORT = 2223
 
@@ -25,16 +25,16 @@ Environment = Mapping[str, str]
 
 
 def position(environment: Environment) -> tuple[str, ClusterPosition] | None:
-    """Return the scheduler's name and this process's role, number and addresses in the job.
+    """Return the scheduler's name, and this process's role, worker id and PS addresses.
 
-    Return None if no scheduler has started this process.
+    The function returns None if no scheduler has started this process.
 
     Args:
         environment: Environment variables of this process.
 
     Raises:
-        ConfigurationError: A variable of the scheduler is not a number, or no variable gives the
-            address of the PS.
+        ConfigurationError: A numeric environment variable of the scheduler is malformed, or no
+            variable gives the address of the PS.
     """
     for name, read in _SCHEDULERS.items():
         place = read(environment)
@@ -91,7 +91,7 @@ def _worker(rank: int, count: int, shards: tuple[str, ...]) -> ClusterPosition:
 
 
 def _shards(environment: Environment, host: str, variable: str) -> tuple[str, ...]:
-    """Return host:port of every PS shard, from ``THINWIRE_PS`` or as the default port of `host`."""
+    """Return host:port of every PS shard, by ``THINWIRE_PS`` or of `host` with the default port."""
     addresses = environment.get(PS_VARIABLE, "")
     if addresses:
         return tuple(address.strip() for address in addresses.split(","))

@@ -1,8 +1,9 @@
 """Builds networks by name, and the user's own model from a file.
 
-Each network is a function ``(image_size, image_depth, nb_classes)`` that returns a Keras model
-without a final activation. The layers have fixed names, so that ``variable.path`` is the same on
-every node. The functions import Keras: flags and ``--help`` need only the networks' names.
+Each network is built by a function of ``(image_size, image_depth, nb_classes)`` that returns a
+Keras model without a final activation. The networks' layers have fixed names, so that
+``variable.path`` is the same on every node. Only the building functions import Keras, because flags
+and ``--help`` need only the networks' names.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ def build_network(
         network: Name of a built-in network, one of ``NETWORKS``.
         image_size: Height and width of an image in pixels.
         image_depth: Number of channels of an image.
-        nb_classes: Size of the output: number of classes, of regressed numbers, of labels or of
-            words, depending on the task.
-        seed: Seed of Python, numpy and Keras (initializers, dropout).
+        nb_classes: Size of the network's output, which is a number of classes, regressed numbers,
+            labels or words, depending on the task.
+        seed: Seed of the random numbers of Python, numpy and Keras (initializers, dropout).
 
     Raises:
         ConfigurationError: The network is unknown, or cannot be built for this size of images.
@@ -88,7 +89,7 @@ def build_network(
 
 
 def load_user_model(path: str) -> ModuleType:
-    """Import the user's model file; the file can import modules from its folder.
+    """Import the user's model file, which can import modules from its folder.
 
     Raises:
         ConfigurationError: The user's file is missing, fails on import, or has no ``build_model``.
@@ -127,7 +128,7 @@ def build_user_model(module: ModuleType, seed: int) -> keras.Model:
 
     Args:
         module: The module that ``load_user_model`` returned.
-        seed: Seed of Python, numpy and Keras.
+        seed: Seed of the random numbers of Python, numpy and Keras.
 
     Raises:
         ConfigurationError: ``build_model()`` raises, or returns something other than a Keras model.

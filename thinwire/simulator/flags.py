@@ -1,4 +1,4 @@
-"""Flags of the Simulator; emulated links and devices are configured by the worker's flags."""
+"""Flags of the Simulator role, in addition to worker flags for emulated links and devices."""
 
 from __future__ import annotations
 
@@ -71,42 +71,44 @@ TOPICS = (
 
 @dataclasses.dataclass(frozen=True)
 class ShardSpeed:
-    """Simulated capacity of one shard."""
+    """Simulated capacity of one PS shard."""
 
-    seconds_per_push: float  # time in which the shard processes one push, in seconds
-    mbps: float  # rate of the shard's own link in Mbit/s; 0: no limit
+    seconds_per_push: float  # time that the PS shard needs for one push, in seconds
+    mbps: float  # rate of the PS shard's link in Mbit/s; 0: no limit
 
 
 @dataclasses.dataclass(frozen=True)
 class SimulatorFlags:
-    """Settings of a simulated run, from the Simulator's flags."""
+    """Settings of a simulated training run, from the Simulator's flags."""
 
     devices: tuple[EmulatedDevice, ...]  # emulated device of each worker, worker 1 first
-    step_times: tuple[StepTime, ...]  # of each worker, before --slowdown and --step_seconds
+    # Step times of each worker, before --slowdown and --step_seconds change them.
+    step_times: tuple[StepTime, ...]
     outages: tuple[Outage, ...]
-    servers: tuple[ShardSpeed, ...]  # capacity of each shard, shard 0 first
+    servers: tuple[ShardSpeed, ...]  # capacity of each PS shard, shard 0 first
     threads: int
     clip_norm: float
     measure: str  # value of --measure
     start_timeout_seconds: float
-    settings: dict[str, str]  # values of the Simulator's flags as text, for the run's records
+    # Name of a flag of the Simulator -> value as text, for the records of the run.
+    settings: dict[str, str]
     weight_decay: float = 0.0  # coupled weight decay, added to the gradient as on a worker
     #: Worker id -> L2 norm of the noise that --sim_garbage makes the worker push.
     garbage: dict[int, float] = dataclasses.field(default_factory=dict)
 
 
 def check(run: Run) -> None:
-    """Check the Simulator's flags before TensorFlow is imported; raises ConfigurationError."""
+    """Check the Simulator's flags before TensorFlow is imported; raise ConfigurationError."""
     read(run)
 
 
 def read(run: Run) -> SimulatorFlags:
-    """Return the Simulator's settings.
+    """Return the settings of the Simulator from the flags.
 
     Raises:
-        ConfigurationError: Step times, failures, links or capacities are ill-formed or out of
-            range; the number of values is not the number of workers or shards; or the run uses a
-            collective or a journal.
+        ConfigurationError: A flag of step times, failures, links or capacities is ill-formed, out
+            of range, or has not one value per worker or shard, or the run uses an all-reduce or a
+            journal.
     """
     if run.method.collective != THROUGH_PS:
         raise ConfigurationError(
@@ -159,7 +161,7 @@ def _step_seconds_of(devices: tuple[EmulatedDevice, ...]) -> str:
 
 
 def _per_shard(name: str, most: float, nb_ps: int) -> list[float]:
-    """Return a flag's values as one number from 0 to `most` for each shard."""
+    """Return a flag's values as one number from 0 to `most` for each PS shard."""
     try:
         values = [float(word) for word in getattr(FLAGS, name)]
     except ValueError as error:

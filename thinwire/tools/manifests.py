@@ -1,7 +1,7 @@
 """``thinwire manifests kubernetes``: writes a run's objects for ``kubectl apply -f -``.
 
-`kubernetes.yaml` is the template of the objects. A worker reads its number from its pod's
-environment (`thinwire.launcher.schedulers`).
+The file `kubernetes.yaml` is the template of the Kubernetes objects. A worker in Kubernetes reads
+its number from its pod's environment (`thinwire.launcher.schedulers`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ The workers are an indexed Job that runs a script from the image. The output hol
 it as you protect private keys.
 """
 _TEMPLATE = pathlib.Path(__file__).with_name("kubernetes.yaml")
-#: Flags with paths in the folders where the template mounts volumes and certificates.
+#: Flags with paths of the volumes and certificates that the Kubernetes template mounts.
 _RUN_DIR_FLAG = "--run_dir=/var/lib/thinwire/run"
 _TLS_FLAGS = (
     *("--tls_cert=/etc/thinwire/{node}.crt", "--tls_key=/etc/thinwire/{node}.key"),
@@ -32,7 +32,7 @@ _TLS_FLAGS = (
 _LABELS = "app.kubernetes.io"
 _EXIT_CONFIGURATION = 2
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
-#: Flags that the objects set for every node. --flags must not contain these flags.
+#: Flags that the Kubernetes objects set for every node, so --flags must not contain them.
 _OWN = (
     *("nb_workers", "nb_ps", "ps_hosts", "ip_PS", "port", "run_dir", "id_ps", "id_worker"),
     *("type_node", "model_from", "token_file", "tls_cert", "tls_key", "tls_ca"),
@@ -74,10 +74,11 @@ def _filled_template(
     """Return the Kubernetes objects of a run as YAML.
 
     Args:
-        given: Parsed command line.
+        given: Parsed command line of `thinwire manifests`.
         flags: Flags that every node of the run gets.
-        token: The run's token; empty if the run uses certificates instead.
-        certificates: Certificate file name -> content; empty if the run uses a token instead.
+        token: Secret token of the run; empty if the run uses certificates instead.
+        certificates: Name of a certificate or key file -> content; empty if the run uses a token
+            instead.
     """
     from thinwire.runtime.run.settings import (
         EXIT_BAD_FLAG,
@@ -86,7 +87,8 @@ def _filled_template(
         EXIT_REFUSED,
     )
 
-    service = f"{given.name}-ps"  # Kubernetes gives a replaced pod the same name
+    # Kubernetes gives the replacement of a pod the name of the pod.
+    service = f"{given.name}-ps"
     hosts = (f"{service}-{shard}.{service}" for shard in range(given.shards))
     addresses = ",".join(f"{host}:{given.port}" for host in hosts)
     flags = (_RUN_DIR_FLAG, *flags, *(_TLS_FLAGS if certificates else ()))
@@ -114,7 +116,7 @@ def _filled_template(
 
 
 def _template_with(parts: Iterable[str]) -> str:
-    """Return the template without the documents and lines that are marked for unused parts."""
+    """Return the YAML template without documents and lines that are marked for unused parts."""
     lines, is_kept, kept_parts = [], False, {"", *parts}
     for line in _TEMPLATE.read_text().splitlines():
         text, _, part = line.partition("  # with ")
@@ -196,11 +198,11 @@ def _check(given: argparse.Namespace, flags: Sequence[str]) -> None:
 
 
 def _certificates(folder: pathlib.Path, workers: int, shards: int) -> dict[str, bytes]:
-    """Return the credential files of all nodes as a dict from file name to content.
+    """Return file name -> content of the certificate and key files of all nodes.
 
     Raises:
-        ConfigurationError: A file is missing.
-        OSError: A file cannot be read.
+        ConfigurationError: A certificate or key file is missing.
+        OSError: A certificate or key file cannot be read.
     """
     from thinwire.ops.types import ConfigurationError
     from thinwire.runtime.run.files import read_bounded
