@@ -33,7 +33,7 @@ class Join:
 
 @dataclasses.dataclass(frozen=True)
 class Pull:
-    """Event: a worker requests the model's weights."""
+    """Event: a worker requests (pulls) the model's weights."""
 
     worker: int
     incarnation: int
@@ -43,7 +43,7 @@ class Pull:
 
 @dataclasses.dataclass(frozen=True)
 class Push:
-    """Event: a worker pushes one update, which is validated, decoded and finite."""
+    """Event: a worker pushed one update, which has been validated and decoded and is finite."""
 
     worker: int
     incarnation: int
@@ -77,12 +77,12 @@ class Push:
 
     @property
     def computed_at(self) -> int:
-        """Version of the weights that the worker's update was computed at."""
+        """Version of the weights at which the worker computed its update."""
         return self.base_version - self.lag
 
     @property
     def num_decoded_bytes(self) -> int:
-        """Size of the decoded update and the decoded change of weights together, in bytes."""
+        """Size of a push's decoded update and decoded change of weights together, in bytes."""
         return self.update.num_bytes + (self.change.num_bytes if self.change else 0)
 
     @property
@@ -95,7 +95,7 @@ class Push:
 class Query:
     """Event: a worker queries whether to push now or to take another local step.
 
-    A query with `local_steps` 0 reports that the worker begins a round.
+    A worker's query with `local_steps` 0 reports that the worker begins a round.
     """
 
     worker: int
@@ -123,7 +123,7 @@ class WorkerAlive:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerDisconnected:
-    """Event: a worker's stream broke; the worker may reconnect before its lease ends."""
+    """Event: the gRPC stream of a worker broke; the worker may reconnect before its lease ends."""
 
     worker: int
     incarnation: int
@@ -149,7 +149,7 @@ class GroupAssignment:
 
 @dataclasses.dataclass(frozen=True)
 class MembershipEpoch:
-    """Event: shard 0 announces the live workers to the following (all other) shards."""
+    """Event: shard 0 announces the live workers to the following shards (all except shard 0)."""
 
     number: int
     live: tuple[int, ...]
@@ -179,7 +179,7 @@ class WorkerUnreachable:
 
 @dataclasses.dataclass(frozen=True)
 class PushRejected:
-    """Event: a stream handler of the shard refused a worker's push while decoding it."""
+    """Event: a thread of the shard refused a worker's push while it decoded the push."""
 
     worker: int
     reason: str
@@ -206,9 +206,10 @@ class Tick:
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """Event: the core raised an exception over the previous event, which a worker caused.
+    """Event: the core raised an exception while it handled the previous event, of a worker.
 
-    The core expels the worker that caused the previous event; all other workers continue.
+    After an exception, the core expels the worker that caused the event; all other workers
+    continue.
     """
 
     worker: int
@@ -219,7 +220,7 @@ class Failed:
 
     @staticmethod
     def of(event: OfWorker, error: Exception) -> Failed:
-        """Return the Failed event that replaces an event over which the core raised `error`."""
+        """Return the Failed event for an event whose handling made the core raise `error`."""
         return Failed(
             event.worker,
             getattr(event, "incarnation", 0),
@@ -245,7 +246,7 @@ Event = (
 
 @dataclasses.dataclass(frozen=True)
 class Welcome:
-    """Action that answers a Hello: the worker is admitted to the run and may pull."""
+    """Action: answer a worker's Hello; the worker is admitted to the run and may pull the model."""
 
     worker: int
     incarnation: int
@@ -257,10 +258,10 @@ class Welcome:
 
 @dataclasses.dataclass(frozen=True)
 class Reject:
-    """Action that rejects a worker's Hello, pull (`step` 0) or push.
+    """Action: reject a worker's Hello, pull (`step` 0) or push.
 
-    `reason` names a Reason of the wire format. A notice (`is_notice`) answers no request: the
-    worker has no open request on this shard.
+    The `reason` of a rejection is the name of a Reason in the wire format. A rejection that is a
+    notice (`is_notice`) answers no request of the worker.
     """
 
     worker: int
@@ -275,7 +276,7 @@ class Reject:
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """Action that answers a pull or a push with the model; the worker may proceed."""
+    """Action: answer a worker's pull or push with the model; the worker may proceed."""
 
     worker: int
     step: int  # step of the answered push; 0: the reply answers a pull
@@ -304,7 +305,7 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """Action that answers a worker's Query: push now (`ready`), or take another local step."""
+    """Action: answer a worker's Query: push now (`ready`), or take another local step."""
 
     worker: int
     step: int
@@ -314,7 +315,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationReply:
-    """Action that answers an observer's EvaluationPull with the whole model."""
+    """Action: answer an observer's EvaluationPull with the whole model."""
 
     observer: int
     reply: Reply
@@ -322,7 +323,7 @@ class EvaluationReply:
 
 @dataclasses.dataclass(frozen=True)
 class NewEpoch:
-    """Action after a change of the membership: send the new epoch to all other shards."""
+    """Action: send a new membership epoch (the list of live workers) to all other shards."""
 
     epoch: MembershipEpoch
 
@@ -344,7 +345,7 @@ class GroupsChanged:
 
 @dataclasses.dataclass(frozen=True)
 class SaveSnapshot:
-    """Action: write the durable state to disk; its arrays do not change with the core's arrays."""
+    """Action: write the core's durable state to disk; later updates do not change its arrays."""
 
     version: int
     state: State

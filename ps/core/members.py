@@ -16,7 +16,7 @@ from thinwire.ps.core import events
 
 @dataclasses.dataclass(frozen=True)
 class CoreConfig:
-    """The settings of a shard's core except the training method."""
+    """Settings of a PS shard's state machine, except the training method."""
 
     budget: Budget
     schedule: Schedule
@@ -36,7 +36,7 @@ class CoreConfig:
 
 
 class MemberPhase(enum.Enum):
-    """State of a worker's newest push on a shard."""
+    """State of a worker's newest push on a shard: absent, buffered, or submitted to its round."""
 
     COMPUTING = "computing"  # no push of the worker waits on this shard
     BUFFERED = "buffered"  # the push waits until its worker is live, or until its epoch arrives
@@ -53,7 +53,7 @@ class OpenRequest:
 
 @dataclasses.dataclass
 class Member:
-    """The shard's record of one worker, live or not."""
+    """The record that a PS shard has of one worker, live or not."""
 
     incarnation: int = 0
     last_step: int = 0  # worker's newest accepted step; its push may still wait for its round
@@ -77,16 +77,18 @@ class Member:
 
     @property
     def waiting(self) -> events.Push | None:
-        """Oldest accepted push of the worker that is not applied; None if no push waits."""
+        """Oldest push of the worker that is accepted but not applied yet; None if no push waits."""
         return self.submitted[0] if self.submitted else self.buffered
 
     @property
     def applied_step(self) -> int:
-        """Newest step of the worker that needs no retry: the step before any push that waits."""
+        """Newest step of the worker that needs no retry: the step before the oldest push that
+        waits.
+        """
         return self.last_step if self.waiting is None else self.waiting.step - 1
 
     def open_request(self, step: int, base_version: int | None, now: float) -> None:
-        """Record a worker's pull (step 0) or push that awaits a reply."""
+        """Record a worker's pull (step 0) or push that awaits the shard's reply."""
         self.request, self.requested_at = OpenRequest(step, base_version), now
 
     def take_request(self, run_is_over: bool) -> OpenRequest | None:
@@ -99,8 +101,9 @@ class Member:
     def is_late(self, push: events.Push) -> bool:
         """Return whether a push is late: the worker has replaced the push by a later request.
 
-        A worker has one open request at a time. A late push arrives on a stream that the worker has
-        given up, and the worker does not wait for a reply to the late push.
+        A worker has at most one open request (unanswered pull or push) on a shard. A late push
+        arrives on a stream that the worker has given up, and the worker does not wait for a reply
+        to the late push.
         """
         if self.request is None or push.is_copy:
             return False
@@ -109,37 +112,45 @@ class Member:
         return push.step <= self.last_step and push.step != self.request.step
 
     def buffer(self, push: events.Push) -> None:
-        """COMPUTING -> BUFFERED: accept a push; the worker's reply waits for the push's round."""
+        """COMPUTING -> BUFFERED: accept a worker's push; the shard replies after the push's
+        round.
+        """
         self.buffered, self.may_proceed, self.last_step = push, False, push.step
 
     def promote(self) -> None:
-        """BUFFERED -> SUBMITTED: submit the buffered push, drop earlier submitted pushes."""
+        """BUFFERED -> SUBMITTED: submit a worker's buffered push; drop its earlier submitted
+        pushes.
+        """
         if self.buffered is not None:
             self.submitted, self.buffered = [self.buffered], None
 
     def take_submitted(self, step: int) -> events.Push | None:
-        """SUBMITTED -> COMPUTING: remove and return the push of a step whose round is complete."""
+        """SUBMITTED -> COMPUTING: remove and return a worker's push whose round is complete."""
         released = next((push for push in self.submitted if push.step == step), None)
         self.submitted = [push for push in self.submitted if push is not released]
         return released
 
     def cancel_push(self) -> None:
-        """Any phase -> COMPUTING: remove a push that waits; a retry of its step is accepted."""
+        """Any phase -> COMPUTING: remove a worker's waiting push; a retry of its step is
+        accepted.
+        """
         # Read applied_step before drop_push(): its value depends on the push that waits.
         self.last_step = self.applied_step
         self.drop_push()
 
     def drop_push(self) -> None:
-        """Any phase -> COMPUTING: remove a push that waits; a retry of its step is not merged."""
+        """Any phase -> COMPUTING: remove a worker's waiting push; a retry of its step is not
+        merged.
+        """
         self.buffered, self.submitted = None, []
 
     def replied(self, version: int, overlaps: bool) -> None:
-        """Record the version of a reply to the worker.
+        """Record the version of the model in a reply to the worker.
 
         Args:
-            version: Version of the model in the reply.
-            overlaps: True if the worker computes during the exchange (--overlap): its next push
-                may then be computed at the version of the previous reply.
+            version: Version of the model in the reply to the worker.
+            overlaps: True if the worker computes during the exchange (--overlap). The worker's next
+                push may then be computed at the version of the previous reply.
         """
         self.oldest_base = self.base_version if overlaps else version
         self.base_version = version
@@ -149,7 +160,6 @@ class MemberTable:
     """Records of all workers that have ever joined this shard, by worker id."""
 
     def __init__(self) -> None:
-        """Start without records of workers."""
         self._members: dict[int, Member] = {}
         self._buffered: set[int] = set()  # ids of the workers with a buffered push
         self._oldest_base = 0
@@ -187,7 +197,9 @@ class MemberTable:
     # -- pushes -----------------------------------------------------------------------------
 
     def buffer(self, push: events.Push) -> None:
-        """Accept a push, which waits until its worker is live and the shard knows its epoch."""
+        """Accept a worker's push; it waits until the worker is live and the shard knows its
+        epoch.
+        """
         self._members[push.worker].buffer(push)
         self._buffered.add(push.worker)
 
@@ -197,7 +209,7 @@ class MemberTable:
         return [(worker, push) for worker, push in pushes if push is not None]
 
     def promote(self, worker: int) -> None:
-        """Submit a worker's buffered push: the push now waits until its round is complete."""
+        """Submit a worker's buffered push, which now waits until its round is complete."""
         self._members[worker].promote()
         self._buffered.discard(worker)
 
@@ -229,8 +241,9 @@ class MemberTable:
     def oldest_base(self, live: Collection[int], version: int) -> int:
         """Return a lower bound of the version that any live worker's next push is computed at.
 
-        With many workers the bound is not computed at every update. A bound from an earlier update
-        may be too low, never too high, because replies only raise a worker's base version.
+        With many workers, the shard does not compute the bound of the oldest version at every
+        update. A bound of the oldest version from an earlier update may be too low, never too high,
+        because replies only raise the version of a worker's weights.
         """
         # Computing the minimum over n live workers costs O(n). Computing the minimum once in n/16
         # updates makes the cost of one update constant.
@@ -243,7 +256,9 @@ class MemberTable:
     # -- state ------------------------------------------------------------------------------
 
     def state_dict(self, soft: bool) -> State:
-        """Return the workers' applied steps and base versions; with `soft` their whole records."""
+        """Return the workers' applied steps and versions of weights; with `soft` their whole
+        records.
+        """
         if soft:
             return {
                 "members": dict(self._members),

@@ -1,7 +1,7 @@
 """Membership of a run's workers: leases on shard 0, and numbered epochs on all other shards.
 
 The core of shard 0 uses a `Coordinator`, and the core of each other shard a `FollowerMembership`.
-The protocol `Membership` is their common interface.
+The protocol `Membership` is the common interface of `Coordinator` and `FollowerMembership`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LEAST_SILENCE = 1 / 3
 
 @dataclasses.dataclass(frozen=True)
 class IdHolder:
-    """The live worker whose id another process uses in its Hello."""
+    """A live worker whose id a second process also uses in its Hello message."""
 
     peer: str  # network address of the live worker that holds the id
     silent_seconds: float = 0.0
@@ -53,7 +53,8 @@ class Membership(Protocol):
         epoch: Number of the newest membership epoch on this shard.
         num_left: Number of workers' leases that have expired.
         num_returned: Number of times that a worker joined again.
-        lease_seconds: Silence after which a worker is expelled, in seconds.
+        lease_seconds: Time in seconds without a message of a worker, after which the worker is
+            expelled.
     """
 
     leads: bool
@@ -66,15 +67,19 @@ class Membership(Protocol):
         """Return the live worker that holds a joining worker's id; None if the id is free."""
 
     def join(self, join: Join, now: float) -> Iterator[Change]:
-        """Admit a joining worker; `holder` has returned None for its Hello."""
+        """Admit a joining worker to the run; `holder` must have returned None for the worker's
+        Hello.
+        """
 
     def seen(self, worker: int, now: float) -> None:
         """Record that a message of a worker arrived on this shard at the time `now`."""
 
     def observe(self, event: WorkerAlive | WorkerDisconnected | ProcessStalled, now: float) -> None:
-        """Record a heartbeat, a broken stream, or a pause of this process.
+        """Record a worker's heartbeat, a worker's broken stream, or a pause of this shard's
+        process.
 
-        During a pause of this process no message can arrive, so the pause excuses silent workers.
+        During a pause of the shard's process no message can arrive, so the pause excuses silent
+        workers.
         """
 
     def leave(self, worker: int, incarnation: int) -> Iterator[Change]:
@@ -87,7 +92,7 @@ class Membership(Protocol):
         """End the membership of a worker that another shard reports as silent for a whole lease."""
 
     def unreachable(self, now: float) -> list[WorkerIncarnation]:
-        """Return the live workers that were silent on this shard for a lease, to report them."""
+        """Return the live workers without a message to this shard for a lease, to report them."""
 
     def follow(self, epoch: MembershipEpoch, now: float) -> Iterator[Change]:
         """Adopt the membership that shard 0 announces in an epoch."""
@@ -105,18 +110,22 @@ class Membership(Protocol):
         """Return the incarnation of a worker's live process; 0 if none is live or known."""
 
     def begin_epoch(self) -> int:
-        """Begin a new membership epoch with the same workers; return the number of the epoch."""
+        """Begin a new membership epoch with unchanged live workers; return the number of the
+        epoch.
+        """
 
     def state_dict(self, soft: bool) -> State:
-        """Return the membership's durable state, or with `soft` the state that a restart loses."""
+        """Return the membership's durable (checkpointed) state, or with `soft` the state that a
+        restart loses.
+        """
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the membership's state; load the durable state before the soft state."""
+        """Restore the membership of the workers; load the durable state before the soft state."""
 
 
 @dataclasses.dataclass
 class Lease:
-    """The membership of one live worker on shard 0."""
+    """The lease (time-limited membership) of one live worker on shard 0."""
 
     incarnation: int
     peer: str
@@ -139,11 +148,12 @@ class Coordinator:
     leads = True
 
     def __init__(self, nb_workers: int, lease_seconds: float) -> None:
-        """Start without workers as members.
+        """Start a run's membership without any worker.
 
         Args:
-            nb_workers: Number of workers; their ids are 1..nb_workers.
-            lease_seconds: Silence after which a worker is expelled, in seconds.
+            nb_workers: Number of workers in the run; their ids are 1..nb_workers.
+            lease_seconds: Time in seconds without a message of a worker, after which the worker is
+                expelled.
         """
         self.nb_workers = nb_workers
         self.lease_seconds = lease_seconds
@@ -172,7 +182,9 @@ class Coordinator:
         return IdHolder(lease.peer, silent, max(0.0, remaining))
 
     def join(self, join: Join, now: float) -> Iterator[Change]:
-        """Admit a joining worker; `holder` has returned None for its Hello."""
+        """Admit a joining worker to the run; `holder` must have returned None for the worker's
+        Hello.
+        """
         lease = self.leases.get(join.worker)
         if lease is not None and lease.incarnation != join.incarnation:
             # If a new process takes over a worker's id, announce two epochs: one without the
@@ -205,7 +217,7 @@ class Coordinator:
                 self._look_at(lease.suspect_at)
 
     def observe(self, event: WorkerAlive | WorkerDisconnected | ProcessStalled, now: float) -> None:
-        """Renew a worker's lease, mark its stream as broken, or excuse all workers' silence."""
+        """Renew a worker's lease, mark its stream as broken, or extend all leases after a pause."""
         if isinstance(event, ProcessStalled):
             # A stopped process receives no messages. If all leases were not extended by the time of
             # the stop, all leases would seem to have expired, and the shard would expel every
@@ -252,11 +264,11 @@ class Coordinator:
             yield from self._remove(member.worker)
 
     def unreachable(self, now: float) -> list[WorkerIncarnation]:
-        """Return []: shard 0 removes a silent worker itself, in `expire`."""
+        """Return no worker to report: shard 0 removes a silent worker itself, in `expire`."""
         return []
 
     def follow(self, epoch: MembershipEpoch, now: float) -> Iterator[Change]:
-        """Do nothing: shard 0 follows no other shard."""
+        """Do nothing: shard 0 decides about the membership itself and follows no other shard."""
         yield from ()
 
     def admits(self, worker: int, incarnation: int) -> bool:
@@ -281,12 +293,16 @@ class Coordinator:
         return lease.incarnation if lease is not None else 0
 
     def begin_epoch(self) -> int:
-        """Begin a new membership epoch with the same workers; return the number of the epoch."""
+        """Begin a new membership epoch with unchanged live workers; return the number of the
+        epoch.
+        """
         self.epoch += 1
         return self.epoch
 
     def state_dict(self, soft: bool) -> State:
-        """Return the epoch, counters and known worker ids; with `soft` the epoch and the leases."""
+        """Return membership epoch, counters and known worker ids; with `soft` the epoch and
+        leases.
+        """
         if soft:
             return {
                 "epoch": self.epoch,
@@ -301,7 +317,7 @@ class Coordinator:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the saved membership; without the soft state, all workers must join again."""
+        """Restore the saved membership of workers; without the soft state, all must join again."""
         if soft:
             self.epoch, self.leases = state["epoch"], dict(state["leases"])
             self._first_end = state["first_end"]
@@ -333,19 +349,20 @@ class IncarnationClaim:
 class FollowerMembership:
     """Membership on the shards from 1 on: the members are the workers of shard 0's newest epoch.
 
-    A following shard (a shard other than shard 0) has no leases. The shard reports to shard 0 the
-    live workers that were silent for the length of a lease. Without the reports, a worker that
-    reaches only shard 0 would block all rounds on the following shard.
+    A following shard (a shard other than shard 0) has no leases. A following shard reports to shard
+    0 the live workers that were silent for the length of a lease. Without the reports to shard 0, a
+    worker that reaches only shard 0 would block all rounds on the following shard.
     """
 
     leads = False
 
     def __init__(self, nb_workers: int, lease_seconds: float = NEVER_SECONDS) -> None:
-        """Start without workers as members.
+        """Start a run's membership without any worker.
 
         Args:
-            nb_workers: Number of workers; their ids are 1..nb_workers.
-            lease_seconds: Silence after which the shard reports a worker to shard 0, in seconds.
+            nb_workers: Number of workers in the run; their ids are 1..nb_workers.
+            lease_seconds: Time in seconds without a message of a worker, after which the shard
+                reports the worker to shard 0.
         """
         self.nb_workers, self.lease_seconds = nb_workers, lease_seconds
         self.epoch = 0
@@ -358,7 +375,9 @@ class FollowerMembership:
         self._last_seen: dict[int, float] = {}
 
     def holder(self, join: Join, now: float) -> IdHolder | None:
-        """Return the holder of a joining worker's id: a process that shard 0 has admitted later."""
+        """Return the process that shard 0 has admitted later under a joining worker's id, or
+        None.
+        """
         named = self._named.get(join.worker, join.incarnation)
         # If shard 0's Welcome to the joining process names a later epoch than this shard's newest
         # epoch, then shard 0 has admitted the joining process after the process that this shard's
@@ -381,7 +400,9 @@ class FollowerMembership:
             self._last_seen[worker] = now
 
     def observe(self, event: WorkerAlive | WorkerDisconnected | ProcessStalled, now: float) -> None:
-        """Record a worker's heartbeat, or excuse all workers after a stop of this process."""
+        """Record a worker's heartbeat, or excuse all workers after a pause of this shard's
+        process.
+        """
         if isinstance(event, WorkerAlive):
             self.seen(event.worker, now)
         elif isinstance(event, ProcessStalled):  # a stopped process receives no messages
@@ -389,11 +410,11 @@ class FollowerMembership:
                 self._last_seen[worker] = min(now, when + event.seconds)
 
     def leave(self, worker: int, incarnation: int) -> Iterator[Change]:
-        """Do nothing: shard 0 will announce a membership epoch without the worker."""
+        """Do nothing: shard 0 will announce a membership epoch without the worker that left."""
         yield from ()
 
     def expire(self, now: float) -> Iterator[Change]:
-        """Do nothing: only shard 0 has leases."""
+        """Do nothing: only shard 0 has leases of workers that can expire."""
         yield from ()
 
     def expel(self, member: WorkerIncarnation) -> Iterator[Change]:
@@ -401,14 +422,14 @@ class FollowerMembership:
         yield from ()
 
     def unreachable(self, now: float) -> list[WorkerIncarnation]:
-        """Return live workers that were silent on this shard for a lease, once in each lease."""
+        """Return live workers without a message to this shard for a lease, once in each lease."""
         silent = [w for w, when in self._last_seen.items() if now - when >= self.lease_seconds]
         for worker in silent:
             self._last_seen[worker] = now
         return [WorkerIncarnation(worker, self.incarnation_of(worker)) for worker in silent]
 
     def follow(self, epoch: MembershipEpoch, now: float) -> Iterator[Change]:
-        """Adopt the membership that a newer epoch of shard 0 announces."""
+        """Adopt the live workers that a newer membership epoch of shard 0 announces."""
         if epoch.number <= self.epoch:  # the epoch was sent again or arrived out of order
             return
         named = dict(zip(epoch.live, epoch.incarnations, strict=False))
@@ -427,8 +448,9 @@ class FollowerMembership:
     def admits(self, worker: int, incarnation: int) -> bool:
         """Return whether the shard accepts messages of this incarnation (process) of a worker.
 
-        The process must have sent its Hello, and shard 0's newest epoch on this shard must not name
-        another process of the worker. The shard ignores its epoch if the Hello names a newer epoch.
+        An admitted process of a worker has sent its Hello, and shard 0's newest membership epoch
+        names no other process of the worker. The shard ignores its membership epoch if the worker's
+        Hello names a newer epoch.
         """
         claim = self._claims.get(worker)
         if claim is None or claim.incarnation != incarnation:
@@ -457,7 +479,9 @@ class FollowerMembership:
         return self.epoch
 
     def state_dict(self, soft: bool) -> State:
-        """Return the number of the epoch; with `soft` also the live workers and their Hellos."""
+        """Return the number of the membership epoch; with `soft` also live workers and their
+        Hellos.
+        """
         if not soft:
             return {"epoch": self.epoch}
         return {
@@ -469,7 +493,9 @@ class FollowerMembership:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the soft state; without it, the shard has no workers until shard 0 sends some."""
+        """Restore the live workers; without a saved soft state, none is live until shard 0's next
+        epoch.
+        """
         # The durable epoch number is not restored. Shard 0 announces its present epoch again, and
         # `follow` must accept that epoch although its number may equal the saved number.
         if soft:

@@ -2,8 +2,8 @@
 
 Plain data holds only None, bools, numbers, strings, lists, dicts with string keys, and arrays. A
 checkpoint can store plain data, and JSON can store plain data without arrays. `from_plain` restores
-only the types that this module declares, by their declared names. Restoring a value runs no code
-but the constructor of the value's type.
+only the types that the module `serialization` declares, by their declared names. Restoring a value
+runs no code but the constructor of the value's type.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _TYPE, _OF = "type", "of"
 
 
 class _Record:
-    """The form of a dataclass in journals and checkpoints.
+    """Name and fields of a dataclass in the files of journals and checkpoints.
 
     Args:
-        name: Name of the dataclass in the files.
+        name: Name of the dataclass in journals and checkpoints.
         kind: Class object of the dataclass.
-        fields: Names in the files of all fields that take part in comparisons, separated by spaces.
+        fields: Names in the files of all fields that the dataclass compares, separated by spaces.
             ``old=new`` means that the field ``old`` in the files is the attribute ``new``.
     """
 
@@ -156,9 +156,10 @@ _ENUMS: dict[str, Any] = {
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value as plain data, which shares the value's arrays. Bytes become uint8 arrays.
+    """Return a value as plain data, which shares the value's arrays. Values of type bytes become
+    uint8 arrays in plain data.
 
-    Fields of dataclasses that take no part in comparisons are omitted.
+    Plain data omit the fields of dataclasses that the dataclass does not compare.
 
     Raises:
         TypeError: The value is or contains an object of a type that this module does not declare.
