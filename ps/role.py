@@ -1,4 +1,4 @@
-"""The PS role: build a shard of the model, serve it, save it, and end with the right exit code."""
+"""The parameter server role: build, serve and save a shard of the model; return an exit code."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ class ShardInitials:
         leads: True on shard 0, which leads the run.
         loss_scale: Settings of the loss scale in the worker's script; None if the script has no
             LossScaleOptimizer.
-        kernels: Array operations that the cores use.
+        kernels: Implementation of the array operations that the shard cores use.
         bounds: Limits of the numbers that workers may report in messages, for example batch sizes.
 
     Args:
-        run: The run's settings.
-        id_ps: Id of the shard, from 0.
-        model: Initial model of the shard, before the first update.
+        run: Settings of the training run.
+        id_ps: Id of the parameter server shard, from 0.
+        model: The shard's model before the first update: variables, weights and layout.
     """
 
     def __init__(self, run: Run, id_ps: int, model: InitialModel) -> None:
@@ -111,7 +111,7 @@ class ShardInitials:
         self.kernels = load_kernels(run.kernels)
 
     def averages(self) -> WorkerAverages:
-        """Return the averages over workers that shard 0 computes; empty on all other shards."""
+        """Return the values that shard 0 averages over the workers; empty on all other shards."""
         if not self.leads:
             return WorkerAverages()
         num_averaged = self.model.method.num_averaged(self.model.spec.num_parameters)
@@ -154,11 +154,12 @@ def build_core(
     """Return a shard's core at version 0, with a copy of the initial weights.
 
     Args:
-        initials: Initial weights and limits of the shard.
-        config: Settings of the core.
-        lease_seconds: Time without a message after which a worker is expelled, in seconds.
-        is_last: True if no other core needs the initial weights: this core then takes the array of
-            weights without a copy.
+        initials: Initial weights and limits of the shard's core.
+        config: Settings of the shard's core, except the training method.
+        lease_seconds: Time in seconds without a message of a worker, after which the worker is
+            expelled.
+        is_last: True if no other core needs the initial weights, so that this core takes the array
+            of weights without a copy.
     """
     model = initials.model
     method = model.method
@@ -179,7 +180,8 @@ def main(run: Run) -> int:
 
     Raises:
         ConfigurationError: The port is in use, or the run directory holds another run.
-        Unreachable, Refused: A shard with id 1 or higher cannot join shard 0.
+        Unreachable, Refused: A shard with id 1 or higher cannot connect to shard 0, or shard 0
+            refuses it.
     """
     settings = ps_flags.read(run.addresses)
     code = _serve(run, settings)
@@ -189,7 +191,7 @@ def main(run: Run) -> int:
 
 
 def _stay(run: Run, own: PsFlags) -> None:
-    """Keep a finished shard's port open until a signal; close every client's stream."""
+    """Keep a finished shard's port open until a signal arrives, but close every client's stream."""
     ended = threading.Event()
     with handle_signals(lambda number, frame: ended.set()):
         listening = serve(own.bind, own.port, lambda stream: stream.close(), guard=guard_of(run))
@@ -289,17 +291,18 @@ def start_offered(
     """Wait for a worker that offers its script's model, and start a shard with that model.
 
     Args:
-        run: The run's settings.
+        run: Settings of the training run.
         own: Settings of this shard from its flags.
-        saved: Saved files of the shard; they hold no model to continue.
-        stage: Open port that receives the workers' offers.
+        saved: Saved files of the shard, which contain no model to continue.
+        stage: Open port that receives the workers' offers of a model.
 
     Returns:
         The started shard, or None if this process was interrupted first.
 
     Raises:
         NobodyAdmitted: The shard has refused all clients that connected.
-        ConfigurationError, Unreachable, RequestRejected: `ShardProcess.start` failed.
+        ConfigurationError, Unreachable, RequestRejected: The start of the shard failed in
+            `ShardProcess.start`.
     """
     shard: ShardProcess | None = None
     has_started = False
@@ -316,7 +319,7 @@ def start_offered(
 def _shard_of_offer(
     run: Run, own: PsFlags, saved: SavedShard, stage: OfferStage, received: ReceivedOffer
 ) -> ShardProcess | None:
-    """Build the shard for a worker's offered model; on failure refuse it and return None."""
+    """Build the shard for a worker's offered model; on failure refuse the offer and return None."""
     try:
         model = model_of_offer(run, own.id_ps, received.offer, received.payload)
         shard = ShardProcess(run, own, model, saved)
@@ -333,13 +336,13 @@ def _shard_of_offer(
 class ShardProcess:
     """One shard of a run, from its saved state to its end.
 
-    The shard runs in a PS process, or within a worker's script.
+    A shard runs in a PS process of its own, or within a worker's script.
 
     Args:
         run: Settings of the run.
         own: Settings of this shard from its flags.
-        model: Initial model of the shard, before the first update.
-        saved: Saved files of the shard; None to read them.
+        model: The shard's model before the first update: variables, weights and layout.
+        saved: Saved files of the shard; None to read the files from the run directory.
     """
 
     def __init__(
@@ -377,13 +380,15 @@ class ShardProcess:
             self.core.load_state_dict(self.saved.core)
 
     def _continue_otherwise(self, state: State) -> None:
-        """Continue a saved core's weights and counters with changed settings (--resume)."""
+        """Continue a saved shard's weights and counters with changed settings (--resume)."""
         begin_again = self.core.continue_from(state, self.saved.has_optimizers_of(self.offer))
         if begin_again:
             logging.warning("--resume: these parts begin again: %s", ", ".join(begin_again))
 
     def _hold(self, model: InitialModel) -> None:
-        """Store a model's variables, offer, shard layout, and slices of each optimizer."""
+        """Store a model's variables, description, shard layout, and the slices of each
+        optimizer.
+        """
         self.spec, self.offer, layouts = model.spec, model.offer, model.layouts
         self.layout = layouts[self.own.id_ps]
         for number, layout in enumerate(layouts if self.leads and self.run.nb_ps > 1 else ()):
@@ -405,11 +410,11 @@ class ShardProcess:
             return self.run_to_end()
 
     def start(self, stage: OfferStage | None = None) -> bool:
-        """Open the port. A shard with id 1 or higher also joins shard 0.
+        """Open the port. When it starts, a shard with id 1 or higher also connects to shard 0.
 
         Args:
-            stage: Stage that received the model, whose open port the shard takes over; None to open
-                a port.
+            stage: Object that received the model from a worker, whose open port the shard takes
+                over; None to open a port.
 
         Returns:
             False if the run is already finished, so that no client must be served.
@@ -451,21 +456,27 @@ class ShardProcess:
             scalars.close()
 
     def interrupt(self) -> None:
-        """End the run early if this is shard 0, else end only this shard (any thread)."""
+        """End the run early if this shard is shard 0, else end only this shard; callable from any
+        thread.
+        """
         if (listening := self.server.server) is not None:
             self.server.queue.put(functools.partial(listening.set_serving, False))
         self.interrupted = True  # workers that have not joined yet get no reply from now on
         self.server.queue.put(events.Stop("interrupted"))
 
     def _on_fenced(self, error: Fenced) -> None:
-        """End this process, because another process has taken over its shard (any thread)."""
+        """End this process, because another process has taken over its shard; callable from any
+        thread.
+        """
         self.fenced = error
         self.server.queue.put(lambda: None)  # an empty task wakes the writer thread
 
     # -- start of the shard -----------------------------------------------------------------
 
     def _listen(self, stage: OfferStage | None) -> None:
-        """Open the shard's port. The server admits clients only after `_open` is called."""
+        """Open the network port of the shard. The shard's server admits clients only after `_open`
+        is called.
+        """
         core, settings = self.core, self.own
         self.server = ShardServer(
             core,
@@ -559,7 +570,8 @@ class ShardProcess:
     def _propose(self, found: events.GroupsChanged) -> None:
         """Write the groups of workers that shard 0 has measured to the run directory.
 
-        A later run can use the groups. This run cannot, because data are split at its start.
+        A later run can use the worker groups that this run has measured. A run cannot use worker
+        groups that it has measured itself, because data are split at its start.
         """
         if len(found.speeds) < self.run.nb_workers:
             return
@@ -577,7 +589,7 @@ class ShardProcess:
         return self.layout.size / self.spec.num_parameters
 
     def _stage_of(self, phase: int) -> OfferStage:
-        """Return the stage that receives the model of the script's next phase (reader threads)."""
+        """Return the object that receives the model of the script's next phase (reader threads)."""
         stages: list[OfferStage] = []
 
         def take(received: ReceivedOffer) -> None:
@@ -588,9 +600,9 @@ class ShardProcess:
         return stages[0]
 
     def _build_phase(self, stage: OfferStage, received: ReceivedOffer) -> None:
-        """Build the model that a worker offers and queue its phase, or refuse the offer.
+        """Build the model that a worker offers for the script's next phase, or refuse the offer.
 
-        Runs on the reader thread of that worker's stream.
+        The model of an offer is built on the thread that reads the worker's stream.
         """
         try:
             model = model_of_offer(self.run, self.own.id_ps, received.offer, received.payload)
@@ -610,9 +622,10 @@ class ShardProcess:
     def _begin_phase(
         self, stage: OfferStage, initials: ShardInitials, core: PsCore, keeping: JournalPolicy
     ) -> None:
-        """Replace the shard's model by the next phase's model.
+        """Replace the shard's model by the model of the script's next phase.
 
-        Runs on the writer thread. The workers then join the run again.
+        The shard's model is replaced on the writer thread. After the replacement of the shard's
+        model, the workers join the run again.
         """
         server, journaled = self.server, self.server.journaled
         if self.core.stop_reason is not None or stage.phase <= self.phase:
@@ -667,7 +680,7 @@ class ShardProcess:
         self.saved.put(version, state, self.run_id, sent, reports, received, begun)
 
     def _received(self) -> DatagramCounts | None:
-        """Return the counts of received datagrams; None if the method sends no datagrams."""
+        """Return the counts of received UDP datagrams; None if the method sends no datagrams."""
         port = self.server.datagrams
         return port.counts() if port is not None else None
 
@@ -677,7 +690,9 @@ class ShardProcess:
         self.interrupt()
 
     def _over(self) -> bool:
-        """Return True if every client knows of the run's end, or the wait for clients is over."""
+        """Return True if every client knows of the run's end, or the wait for them has timed
+        out.
+        """
         connections = self.server.connections
         if self.fenced is not None:
             return True
@@ -700,8 +715,8 @@ class ShardProcess:
     def _nothing_flows(self, since: float) -> bool:
         """Return True if no bytes were sent to any client for `_INTERRUPTED_LINGER_SECONDS`.
 
-        A client that is suspended, or whose host is lost, never leaves, so a longer wait is
-        useless.
+        A client that is suspended, or whose host is lost, never disconnects, so a longer wait for
+        the client is useless.
 
         Args:
             since: Time since the end of the run, in seconds.
@@ -714,7 +729,8 @@ class ShardProcess:
     def _had_supervisor(self) -> bool:
         """Return True if the run's Supervisor has connected.
 
-        If workers offer the model, a Supervisor that only reads the status counts, too.
+        If workers offer the model, a Supervisor that only reads the status also counts as
+        connected.
         """
         connections = self.server.connections
         looked_on = self.run.model_is_offered and connections.had_onlooker
@@ -741,7 +757,9 @@ class ShardProcess:
         return EXIT_CONFIGURATION if unsaved else EXIT_OF_STOP.get(reason, EXIT_DONE)
 
     def _leaves_all_behind(self) -> bool:
-        """Save the run's final state. If that fails, log the reason and return False."""
+        """Save the run's final state. If the final state cannot be saved, the function logs the
+        reason and returns False.
+        """
         try:
             self._leave_behind()
         except (ConfigurationError, OSError) as error:
