@@ -1,10 +1,10 @@
-"""Port of a shard that has no model yet and accepts the model that a worker offers.
+"""Port of a PS shard that has no model yet and accepts the model that a worker offers (sends).
 
 One worker at a time may offer its model: the worker sends a document that describes the model, and
 the initial weights as payload. The shard holds the streams of the other workers for a few seconds
 and then requests these workers to retry. The shard checks the document of an offer before it
-allocates memory for the payload. The main thread gets the offer from `OfferStage.next_offer` and
-builds the model.
+allocates memory for the payload. The shard's main thread gets a worker's offer from
+`OfferStage.next_offer` and builds the model.
 
 Source: design, section 10, "The PS runs no user code".
 """
@@ -57,7 +57,9 @@ _LONGEST_MESSAGE = 2000
 
 
 class OfferRefused(Exception):
-    """The offer of a worker is invalid. The message is sent to the worker."""
+    """Error: the model that a worker offers is invalid. The message of the error is sent to the
+    worker that offered the model.
+    """
 
 
 class _SentAway(Exception):
@@ -69,9 +71,9 @@ class ReceivedOffer:
     """Model that a worker has offered: its checked description and its payload.
 
     Attributes:
-        offer: Description of the model, from the offer's document.
-        payload: Initial weights of this shard, then moving statistics and slots; has the expected
-            length.
+        offer: Checked description of the model, from the worker's document.
+        payload: Bytes of the shard's initial weights, then of moving statistics and optimizer
+            slots, of the expected length.
         worker: Id of the worker that sent the offer.
         stream: Stream of the offering worker, which waits for an answer.
         program: Rows that describe the script of the worker; empty if the worker has no script.
@@ -92,15 +94,15 @@ class OfferStage:
 
     Attributes:
         guard: Guard that limits and counts the clients of the port.
-        watch: Object that detects that the shard refuses all workers.
-        listening: The open port; None before `listen` is called.
+        watch: Object that detects that the shard refuses all workers, so that it can end.
+        listening: The open network port of the shard; None before `listen` is called.
         interrupted: True if the shard must end before it has a model.
         phase: Number of the phase (model of the script) for which this stage accepts a model.
 
     Args:
-        run: The run's settings.
-        own: Settings of this shard from its flags.
-        clock: Monotonic clock in seconds; tests replace it.
+        run: Settings of the training run.
+        own: Settings of this PS shard from its command-line flags.
+        clock: Function that returns monotonic time in seconds; tests replace the function.
     """
 
     def __init__(self, run: Run, own: PsFlags, clock: Callable[[], float] = time.monotonic) -> None:
@@ -133,16 +135,16 @@ class OfferStage:
         guard: ConnectionGuard,
         on_offer: Callable[[ReceivedOffer], None],
     ) -> OfferStage:
-        """Return the stage of a shard that serves a model and accepts the next phase's model.
+        """Return the object that accepts the next phase's model while the shard serves a model.
 
         Args:
-            run: The run's settings.
-            own: Settings of this shard from its flags.
+            run: Settings of the training run.
+            own: Settings of this PS shard from its command-line flags.
             phase: Number of the phase (model of the script) for which the stage accepts a model.
             run_id: Random id of the run.
-            guard: Guard of the shard's port.
-            on_offer: Called with each received offer, in the thread that reads the offering
-                worker's stream.
+            guard: Guard that limits and counts the clients of the shard's port.
+            on_offer: Function called with each received offer, in the thread that reads the
+                offering worker's stream.
         """
         stage = cls(run, own)
         stage.phase, stage.guard, stage._on_offer = phase, guard, on_offer
@@ -152,13 +154,13 @@ class OfferStage:
 
     @property
     def num_waiting(self) -> int:
-        """Number of clients whose streams are held."""
+        """Number of clients whose streams the shard holds until a model is offered."""
         return len(self._held)
 
     # -- methods of the main thread ---------------------------------------------------------
 
     def listen(self) -> None:
-        """Open the port. Shards 1 and up also start to wait for shard 0's model.
+        """Open the port. A shard with id 1 or higher also starts to wait for shard 0's model.
 
         Raises:
             thinwire.proto.grpc.PortInUse: Another process uses the port.
@@ -178,7 +180,7 @@ class OfferStage:
         """Wait for a worker's offer; return None if this shard must end before an offer arrives.
 
         Raises:
-            Unreachable, RequestRejected: Shard 0 does not answer, or rejects this shard.
+            Unreachable, RequestRejected: Shard 0 does not answer this shard, or rejects it.
             NobodyAdmitted: The shard has refused all clients that connected.
         """
         while not self.interrupted:
@@ -201,7 +203,7 @@ class OfferStage:
         return None
 
     def taken(self) -> ReceivedOffer | None:
-        """Return the received offer without waiting; None if no worker has sent an offer."""
+        """Return the received offer of a model without waiting; None if no worker has sent one."""
         with contextlib.suppress(queue.Empty):
             item = self._came.get_nowait()
             return item if isinstance(item, ReceivedOffer) else None
@@ -215,7 +217,7 @@ class OfferStage:
         self.forget(received.stream)
 
     def interrupt(self) -> None:
-        """End the wait for an offer (any thread)."""
+        """End the shard's wait for a worker's model (any thread)."""
         self.interrupted = True
         self._closing.set()
 
@@ -223,7 +225,7 @@ class OfferStage:
         """Refuse all clients that wait, and close the port if the shard has no model.
 
         Args:
-            has_model: True if the shard has a model by now; then the port stays open.
+            has_model: True if the shard has a model by now, so that its port stays open.
         """
         with self._lock:
             self._has_model = True
@@ -237,7 +239,9 @@ class OfferStage:
             self.listening.stop(0.5)
 
     def tick(self) -> None:
-        """Send heartbeats, release held streams, and drop an offering worker that sends nothing."""
+        """Send heartbeats, end streams held too long, and drop an offering worker that sends
+        nothing.
+        """
         now = self.clock()
         with self._lock:
             due = [stream for stream, since in self._held.items() if now - since >= _HELD_SECONDS]
@@ -261,7 +265,7 @@ class OfferStage:
     # -- methods of the threads that read streams -------------------------------------------
 
     def read(self, stream: ServerStream) -> None:
-        """Read one client's stream until it ends."""
+        """Read one client's stream until the stream ends."""
         OfferReader(self, stream).read()
 
     def claim(self, reader: OfferReader) -> bool:
@@ -297,14 +301,15 @@ class OfferStage:
             )
 
     def receive(self, received: ReceivedOffer) -> None:
-        """Pass a worker's offer to the main thread."""
+        """Pass a worker's offered model to the shard's main thread."""
         self._is_taken = True
         self._on_offer(received)
 
     def forget(self, stream: ServerStream) -> None:
         """Record that a client's stream has ended.
 
-        If that client was the offering worker, release the held workers.
+        If the client whose stream has ended was the offering worker, the shard requests the held
+        workers to retry.
         """
         with self._lock:
             self._held.pop(stream, None)
@@ -323,7 +328,7 @@ class OfferStage:
 
         Args:
             stream: Stream of the client that must retry.
-            retry_after_seconds: Delay before the client's retry, in seconds; 0 lets the client
+            retry_after_seconds: Delay in seconds before the client's retry; 0 lets the client
                 choose the delay and the number of retries.
         """
         _refuse(stream, pb.REASON_STARTING, self._why_not_yet(), retry_after_seconds)
@@ -347,7 +352,7 @@ class OfferStage:
         return "this PS has no model yet and waits for a worker that offers one; try again."
 
     def _look_for_leader(self) -> None:
-        """Wait for shard 0's digest of the initial weights; then let workers offer a model."""
+        """Wait for shard 0's digest of its initial weights; then let workers offer a model."""
         try:
             leader = find_model(self.run, self.identity, self._closing)
         except Exception as error:  # noqa: BLE001 - the main thread raises the error
@@ -362,11 +367,15 @@ class OfferStage:
 
 
 class NobodyAdmitted(Exception):
-    """The PS admitted no worker in time, and refused some workers. The exit code is 4."""
+    """Error: the parameter server admitted no worker in time, and refused some workers. The exit
+    code of a parameter server that admitted no worker is 4.
+    """
 
 
 class OtherWeights(Exception):
-    """The offered initial weights differ from shard 0's, which another worker has offered."""
+    """Error: offered initial weights differ from those that another worker has offered to shard
+    0.
+    """
 
 
 class OfferReader:
@@ -374,11 +383,12 @@ class OfferReader:
 
     Attributes:
         stream: Stream of the client.
-        worker: Worker id of the client; 0 before the client's Hello is accepted.
-        progress_at: Time at which the client last made progress, in seconds of the stage's clock.
+        worker: Worker id of the client; 0 before the client's Hello message is accepted.
+        progress_at: Time at which the client last sent enough bytes, in seconds of the stage's
+            clock.
 
     Args:
-        stage: Stage of the shard that accepts the model.
+        stage: Object of the shard that accepts the model.
         stream: Stream of the client that this object reads.
     """
 
@@ -404,7 +414,7 @@ class OfferReader:
             self.forget()
 
     def receive(self, data: bytes | Arriving) -> bool:
-        """Handle one frame; return True if the client's stream continues."""
+        """Handle one frame of a client's stream; return True if the stream continues."""
         try:
             self._take(data)
             return True
@@ -506,10 +516,12 @@ class OfferReader:
     def _limit(self, message: pb.ToServer) -> int:
         """Check the document of a worker's offer; return the length of its payload in bytes.
 
-        The assembler of the message calls this method before it allocates memory for the payload.
+        The assembler of a worker's offer calls this method before it allocates memory for the
+        payload.
 
         Raises:
-            OfferRefused, OtherWeights: The document or the length of the payload is invalid.
+            OfferRefused, OtherWeights: The document that describes the model, or the length of the
+                payload, is invalid.
         """
         if self._expects != "offer" or message.WhichOneof("body") != "offer":
             raise Malformed("a payload where no payload is expected")
@@ -537,7 +549,9 @@ class OfferReader:
         return expected
 
     def _reject(self, why: str, refusal: tuple[int, str]) -> None:
-        """Send a refusal and end the stream. The guard counts the refusal under the name `why`."""
+        """Send a client a refusal and end the client's stream. The port's guard counts the refusal
+        under the name `why`.
+        """
         _refuse(self.stream, *refusal)
         self._stage.guard.record_refusal(why, self.stream.peer, refusal[1])
         raise _SentAway

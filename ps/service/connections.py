@@ -1,4 +1,4 @@
-"""Open streams of one shard; replies to workers, reports to supervisors and following shards."""
+"""Open streams of one PS shard; replies to workers, reports to supervisors and other shards."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from thinwire.ps.wire.replies import (
 
 
 class Connection:
-    """Stream of one client after the client's Hello message."""
+    """Stream of one client of a shard after the client's Hello message."""
 
     def __init__(self, stream: ServerStream, hello: pb.Hello, incarnation: int) -> None:
         """Wrap the stream of a client that has sent its Hello.
 
         Args:
-            stream: The client's stream.
-            hello: The client's Hello message.
-            incarnation: Random number that identifies this start of the client; 0 if the client has
-                none.
+            stream: The client's stream of messages.
+            hello: Hello message that the client has sent on the stream.
+            incarnation: Random number that identifies one start of the client's process; 0 if the
+                client has none.
         """
         self.stream = stream
         self.role: int = hello.role
@@ -57,23 +57,25 @@ class Connection:
         self.welcomed = False  # True once the core has admitted this worker on this stream
 
     def send(self, message: pb.ToClient, counted: bool = False) -> None:
-        """Queue a message without payload.
+        """Queue a message without payload for a client.
 
-        If `counted` is True, the message's bytes count as training traffic.
+        If `counted` is True, the bytes of the queued message count as training traffic.
         """
         self.stream.send((frame(message),), counted=counted)
 
     def send_report(self, report: pb.Report) -> int:
-        """Queue a status report.
+        """Queue a status report for a client.
 
-        A client that reads slowly has older reports in its queue, which are dropped. Return the
+        Older status reports in the queue of a client that reads slowly are dropped. Return the
         number of dropped reports.
         """
         return self.stream.send_report(frame(pb.ToClient(report=report)))
 
 
 class ReplySender:
-    """Sender of replies to the pulls and pushes of one batch. Equal updates are encoded once."""
+    """Sends the shard's replies to a batch of pulls and pushes. Equal updates in replies to several
+    workers are encoded once.
+    """
 
     def __init__(
         self,
@@ -86,9 +88,9 @@ class ReplySender:
 
         Args:
             layout: Layout of the shard.
-            generation: Number of times that the shard was restarted.
-            members: Returns the workers that take part in the next round; called at the first
-                reply.
+            generation: Number of times that the shard has been restarted.
+            members: Function that returns the workers that take part in the next round; called at
+                the first reply.
             datagrams: Receiver of UDP datagrams; None if the method sends no datagrams.
         """
         self._layout, self._generation = layout, generation
@@ -97,9 +99,9 @@ class ReplySender:
         self._shared: dict[int, SharedBlocks] = {}
 
     def send(self, reply: events.Reply, connection: Connection, counted: bool = True) -> None:
-        """Queue one reply to a worker.
+        """Queue one reply of the shard to a worker.
 
-        The thread that sends on the worker's stream encodes the reply.
+        The thread that sends on a worker's stream encodes the reply.
         """
         if self._members is None:
             self._members = self._find_members()
@@ -139,7 +141,7 @@ class Connections:
     """All open connections of a shard: workers by id, observers by a running number.
 
     Attributes:
-        workers: Worker id -> connection of the admitted worker.
+        workers: Worker id -> network connection of the admitted worker.
         observers: Running number -> connection of a supervisor, evaluator, script or following
             shard.
         had_supervisor: True if a supervisor that evaluates has connected.
@@ -161,7 +163,9 @@ class Connections:
         self._lock = threading.Lock()
 
     def add_worker(self, connection: Connection) -> None:
-        """Register a worker's stream. An older stream of the same worker is closed."""
+        """Register a worker's stream. The shard closes an older stream of a worker that registers a
+        new stream.
+        """
         with self._lock:
             old = self.workers.pop(connection.id, None)
             if old is not None:
@@ -205,7 +209,9 @@ class Connections:
             self.was_evaluated |= removed is not None and removed.evaluates and removed.left
 
     def with_role(self, role: int) -> list[Connection]:
-        """Return the observers that have one role, for example the supervisors."""
+        """Return the observers (clients other than workers) of one role, for example the
+        supervisors.
+        """
         with self._lock:
             return [observer for observer in self.observers.values() if observer.role == role]
 
@@ -254,11 +260,11 @@ KEPT_PER_WORKER = 512 << 10
 
 
 class RoundsRelay:
-    """Relay of the workers' reports on their rounds to the Supervisor (writer thread).
+    """Relays the workers' reports on their rounds to the Supervisor (writer thread).
 
-    A worker sends its reports on rounds in batches. The relay stores the newest batches for a
-    Supervisor that connects or reconnects. A Supervisor may get a batch twice and ignores the
-    repetition.
+    A worker sends its reports on rounds in batches. The shard stores the newest batches of round
+    reports for a Supervisor that connects or reconnects. A Supervisor may receive a batch of round
+    reports twice and ignores the repetition.
     """
 
     def __init__(self, kept_per_worker: int = KEPT_PER_WORKER) -> None:
@@ -266,9 +272,10 @@ class RoundsRelay:
         self._kept: dict[int, collections.deque[str]] = {}
 
     def take(self, worker: int, batch: str, listeners: list[Connection]) -> int:
-        """Store a worker's batch of round reports and send it to all listeners.
+        """Store a worker's batch of round reports and send the batch to all listening Supervisors.
 
-        Return the number of reports that were dropped because listeners read too slowly.
+        The function returns the number of reports that were dropped because listeners read too
+        slowly.
         """
         batches = self._kept.setdefault(worker, collections.deque())
         batches.append(batch)
@@ -279,9 +286,9 @@ class RoundsRelay:
         return sum(listener.send_report(report) for listener in listeners)
 
     def repeat(self, listener: Connection) -> None:
-        """Send all stored batches to a new listener.
+        """Send all stored batches of round reports to a new listener.
 
-        The thread that sends on the listener's stream encodes the batches.
+        The thread that sends on a listener's stream encodes the batches of round reports.
         """
         stored = [(worker, batch) for worker, batches in self._kept.items() for batch in batches]
 
@@ -294,12 +301,13 @@ class RoundsRelay:
 
 
 class Observers:
-    """Sender of the run's status, round reports and membership epochs to observers (writer thread).
+    """Sends the run's status, round reports and membership epochs to observers (writer thread).
 
-    A new observer also gets the earlier reports and the epoch that it needs.
+    A new observer also receives the earlier reports and the membership epoch that it needs.
 
     Attributes:
-        on_status: Returns the status document for supervisors; None to send no status.
+        on_status: Function that returns the status document for supervisors; None to send no
+            status.
         num_dropped: Number of reports that were dropped because supervisors did not read them in
             time.
 
@@ -342,7 +350,7 @@ class Observers:
             newcomer.send(pb.ToClient(halt=halt))
 
     def _replace_supervisor(self, newcomer: Connection) -> None:
-        """Close the stream of an older Supervisor: the older process may have died unnoticed."""
+        """Close the stream of an older Supervisor, whose process may have died unnoticed."""
         for supervisor in self._connections.with_role(pb.ROLE_SUPERVISOR):
             if supervisor is newcomer or not supervisor.evaluates or supervisor.left:
                 continue
@@ -356,7 +364,7 @@ class Observers:
             supervisor.stream.close()
 
     def pass_on_rounds(self, worker: int, batch: str) -> None:
-        """Send a worker's reports on its rounds to the Supervisor."""
+        """Send a worker's reports on its training rounds to the Supervisor."""
         supervisors = self._connections.with_role(pb.ROLE_SUPERVISOR)
         listeners = [supervisor for supervisor in supervisors if supervisor.evaluates]
         self.num_dropped += self._rounds.take(worker, batch, listeners)

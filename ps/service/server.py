@@ -1,4 +1,4 @@
-"""Network server of a shard: reader threads queue messages, and one writer thread runs the core."""
+"""Network server of a PS shard: reader threads queue messages, one writer thread runs the core."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def dscp_of(router: Router, marks: str) -> int | None:
     """Return the DSCP value (packet priority) of a shard's streams; None for the system's default.
 
     Args:
-        router: Routing policy of the method.
-        marks: Value of the flag that selects how packets get priorities if the router has datagram
-            channels.
+        router: Routing policy of the training method, which may use UDP datagrams.
+        marks: Value of the flag that selects how IP packets get priorities (DSCP) if the router has
+            datagram channels.
     """
     return stream_dscp(marks, router.channels) if router.channels else None
 
@@ -81,14 +81,16 @@ class ShardServer:
     """Network server of one shard of the parameter server.
 
     Args:
-        core: State machine of the shard.
+        core: State machine of the PS shard.
         layout: Layout of this shard: the slices of variables that it holds.
-        share: Fraction of the model's values that this shard holds (0 to 1); used by emulated
-            links.
-        save: Called with (version, state) of a snapshot to save it as a checkpoint; must not block.
-        lease_seconds: Time without a message after which a worker is expelled, in seconds; sent to
-            the workers.
-        bounds: Limits of the numbers that workers may report; None for the limits of the method.
+        share: Fraction of the model's values that this shard holds (0 to 1), for the rate of
+            emulated links.
+        save: Function called with (version, state) of a snapshot to save the snapshot as a
+            checkpoint; must not block.
+        lease_seconds: Time in seconds without a message of a worker, after which the worker is
+            expelled; sent to the workers.
+        bounds: Limits of the numbers that workers may report in messages; None for the limits of
+            the training method.
         groups: For each optimizer of the script, the slices of the shard that the optimizer steps;
             empty if one optimizer steps all slices.
     """
@@ -148,7 +150,9 @@ class ShardServer:
         self.server: GrpcServer | None = None
 
     def wait_in(self, spill: Spill) -> None:
-        """Store received payloads, and copies of weights for slow clients, in files."""
+        """Store received payloads, and copies of weights for slow clients, in files to save
+        memory.
+        """
         self.payloads, self.copied = spill.buffer, spill.copied
 
     def _take_model(
@@ -158,7 +162,7 @@ class ShardServer:
         bounds: ClaimBounds,
         groups: Sequence[Collection[int]],
     ) -> None:
-        """Prepare the push decoder and the datagram port for the core's current model."""
+        """Prepare the push decoder and the UDP datagram port for the core's current model."""
         core, model = self.core, self.core.model
         model.freezer.turn_on(lambda values: self.copied(values))
         self.layout, self.share, self.bounds = layout, share, bounds
@@ -179,15 +183,16 @@ class ShardServer:
         bounds: ClaimBounds,
         groups: Sequence[Collection[int]],
     ) -> None:
-        """Serve the next model, which the core has already loaded (writer thread).
+        """Serve the script's next model, which the core has already loaded (writer thread).
 
-        The shard admits no client until `open_for` is called. Workers and supervisors that evaluate
-        must connect again.
+        During the change of the model, the shard admits no client until `open_for` is called.
+        After a change of the model, workers and supervisors that evaluate must connect again.
 
         Args:
-            layout: Layout of this shard for the next model.
+            layout: Layout of this shard for the next model: the slices of variables that it holds.
             share: Fraction of the next model's values that this shard holds (0 to 1).
-            bounds: Limits of the numbers that workers may report.
+            bounds: Limits of the numbers that workers may report in messages, for example batch
+                sizes.
             groups: For each optimizer of the script, the slices of the shard that the optimizer
                 steps; empty if one optimizer steps all slices.
         """
@@ -202,10 +207,10 @@ class ShardServer:
         """Open the port and start to accept clients; return the port number.
 
         Args:
-            bind: Address to listen on.
-            port: Port number; 0 to use any free port.
-            marks: Value of the flag that selects how packets get priorities if the router has
-                datagram channels.
+            bind: IP address of this machine to listen on.
+            port: TCP port number to listen on; 0 to use any free port.
+            marks: Value of the flag that selects how IP packets get priorities (DSCP) if the router
+                has datagram channels.
 
         Raises:
             thinwire.proto.grpc.PortInUse: Another process uses the port.
@@ -226,7 +231,9 @@ class ShardServer:
         return self.core.version
 
     def open_for(self, identity: Identity, document: str) -> None:
-        """Begin to accept the Hello messages of clients that match this identity."""
+        """Begin to accept the Hello messages of clients that match the given identity of the
+        shard.
+        """
         self.document = document
         if self.identity is None and not identity.shard and not self.directory.addresses:
             self.directory = ShardDirectory(identity.num_shards)
@@ -238,14 +245,15 @@ class ShardServer:
         StreamReader(self, self.decoder, stream).read()
 
     def expect(self, incarnation: int, connection: Connection) -> None:
-        """Store a Hello's stream until the core admits or rejects its worker (reader threads)."""
+        """Store a worker's stream until the core admits or rejects the worker (reader threads)."""
         self._welcomes[incarnation] = connection
 
     def lose(self, connection: Connection) -> None:
         """Record that a worker's stream has ended (reader threads).
 
-        The loss of the stream is queued behind the stream's Hello message. A loss handled first
-        would find no worker, and the Hello message would then register a stream that has ended.
+        The loss of the stream is queued behind the stream's Hello message. If the loss of a stream
+        were handled before its Hello message, the Hello message would register a stream that has
+        ended.
         """
 
         def lose() -> None:
@@ -269,7 +277,9 @@ class ShardServer:
         self.queue.put(ClientRequest(connection, "a Hello", welcome))
 
     def observe(self, connection: Connection, number: int) -> None:
-        """Send an observer the whole model, or an evaluator its phase's model (writer thread)."""
+        """Send an observer the whole model, or an evaluator the model of its phase (writer
+        thread).
+        """
         phase = connection.phase
         if connection.role != pb.ROLE_EVALUATOR or phase >= self.ended_models.since:
             # The request is not handled as an event of the core. A failing event means that the
@@ -287,7 +297,7 @@ class ShardServer:
     def welcome_script(self, connection: Connection) -> None:
         """Admit the control stream of a worker's script (writer thread).
 
-        A script without an incarnation only requests the optimizer's state and takes no part in
+        A script without an incarnation only requests the optimizer's state and waits at no
         barriers.
         """
         connection.send(self._welcome_message(connection))
@@ -298,13 +308,13 @@ class ShardServer:
         self.scripts.begin(connection)
 
     def send_slots(self, connection: Connection, weights: bool) -> None:
-        """Send a script the optimizer's state between two updates (writer thread).
+        """Send a worker's script the optimizer's state between two updates (writer thread).
 
         All scripts request the state after the same update, so they all get the same encoded
         arrays.
 
         Args:
-            connection: Connection of the script.
+            connection: Network connection of the worker's script.
             weights: True if the script also requests the weights and the averaged statistics.
         """
         key = (self.core.version, weights)
@@ -516,7 +526,7 @@ class ShardServer:
         self.save(action.version, action.state)
 
     def _halt(self) -> pb.Halt | None:
-        """Return the message about the end of the run; None while the run continues."""
+        """Return the message to clients about the end of the run; None while the run continues."""
         reason = self.core.stop_reason
         return pb.Halt(cause=reason, message=self.scripts.why(reason)) if reason else None
 

@@ -1,9 +1,9 @@
 """Bounds of the numbers that a worker's message may claim, checked while the message is decoded.
 
 Workers count their own steps and examples, and a PS shard cannot repeat the count. A shard rejects
-a number that no worker of the run can have reached. The error names the field, its value and the
-bound. A false number within the bounds affects only the worker that claims the number, and how soon
-a run with --epochs ends.
+a number that no worker of the run can have reached. The error for a rejected number names the
+field, its value and the bound. A false number within its bounds affects only the worker that
+reports it, and how soon a run with --epochs ends.
 """
 
 from __future__ import annotations
@@ -69,15 +69,15 @@ class ClaimBounds:
     ..._seconds             0 to 1e6; not NaN.
     ======================= =====================================================================
 
-    A push that only copies the model has no steps and no samples. A push of a round in which the
-    worker had no examples has no steps, no samples and no blocks. `PushDecoder` reports a loss that
-    is not finite as `NonFinite`, not as a false claim. The default bounds are wide enough for all
-    methods. Journals are read with the default bounds, because a shard has checked a journal's
-    events when they arrived.
+    A push that only copies the model has no steps and no samples. If a worker had no examples in a
+    round, its push has 0 steps, 0 samples and no blocks. `PushDecoder` reports a loss that is not
+    finite as `NonFinite`, not as a false claim. The default bounds of the reported numbers are wide
+    enough for all training methods. A shard reads its journal with the default bounds, because it
+    has checked the journal's events when they arrived.
 
     Attributes:
-        most_local_steps: Largest number of local steps that one push may cover.
-        largest_batch: Largest number of examples of one local step.
+        most_local_steps: Largest number of local optimizer steps that one push may cover.
+        largest_batch: Largest number of training examples of one local step.
         lags: True if a push may be computed at an older version than the worker holds (--overlap).
         scales_loss: True if a training script of the run has a LossScaleOptimizer.
         takes_changes: True if a training script may change weights outside its optimizer.
@@ -105,7 +105,7 @@ class ClaimBounds:
             method: Training method of the run.
             num_train: Number of examples in the training set; None if it is not known.
             scales_loss: True if a training script of the run has a LossScaleOptimizer.
-            measures: True if the run's guards compare the norms of updates with a limit.
+            measures: True if the run compares the norms of updates with a limit.
             nb_workers: Number of workers in the run.
         """
         most_local_steps = method.pacer.longest_round or _MOST_LOCAL_STEPS
