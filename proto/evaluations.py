@@ -16,7 +16,7 @@ _MOST_ENTRIES = 100
 
 
 def encode_metrics(logs: Mapping[str, Any]) -> list[pb.Metric]:
-    """Return the result of Keras' evaluate as messages; values that are not numeric are left out.
+    """Return the result of Keras' `evaluate` as messages, without values that are not numeric.
 
     Args:
         logs: Value of each metric by name: a number or an array of any shape.
@@ -76,7 +76,7 @@ def encode_layouts(layouts: Iterable[ShardLayout]) -> list[pb.Layout]:
 
 
 def decode_layouts(layouts: Sequence[pb.Layout], spec: ModelSpec) -> tuple[ShardLayout, ...]:
-    """Return the layouts of all shards, checked against the model.
+    """Return the layouts of all shards (the slices each shard stores), checked against the model.
 
     Args:
         layouts: Layout messages of all shards.

@@ -1,4 +1,4 @@
-"""Frames over a TCP connection: small frames are copied, payload pieces are read into place."""
+"""Frames over a TCP connection: small frames are copied, payloads are read into their memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ _MOST_PARTS, _LEAST_PART_BYTES = 64, 16 << 10
 
 
 class Wire(Protocol):
-    """Byte stream of a TCP connection. One thread sends, one receives; all may call `shutdown`."""
+    """Byte stream of a TCP connection, encrypted or not. One thread sends and one thread receives
+    on the byte stream; any thread may call `shutdown`.
+    """
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
         """Send all bytes of `parts` over the connection.
@@ -36,14 +38,16 @@ class Wire(Protocol):
         """
 
     def receive_into(self, space: memoryview) -> int:
-        """Wait for bytes, write them to `space` and return their number; 0 at the stream's end.
+        """Wait for bytes from the connection, write them to `space`, return their number; 0: end.
 
         Raises:
-            OSError: The connection has failed.
+            OSError: The bulk connection has failed.
         """
 
     def wait(self, milliseconds: float | None) -> bool:
-        """Return True once bytes can be received, False after the time limit; None: no limit."""
+        """Return True as soon as bytes can be received, False after `seconds`; None: no time
+        limit.
+        """
 
     def shutdown(self, how: int) -> None:
         """Shut down sending, or both directions of the connection (`socket.SHUT_*`). No errors."""
@@ -56,7 +60,7 @@ class TcpWire:
     """A TCP connection without encryption.
 
     Args:
-        connected: The connected socket. This object owns the socket and closes it.
+        connected: The connected TCP socket, which this object owns and closes.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -73,11 +77,13 @@ class TcpWire:
             self._socket.sendall(b"".join(parts)[-missing:])
 
     def receive_into(self, space: memoryview) -> int:
-        """Wait for bytes, write them to `space` and return their number; 0 at the stream's end."""
+        """Wait for bytes from the connection, write them to `space`, return their number; 0:
+        end.
+        """
         return self._socket.recv_into(space)
 
     def wait(self, milliseconds: float | None) -> bool:
-        """Return True once bytes can be received, False after the time limit."""
+        """Return True as soon as bytes can be received, False after the time limit in seconds."""
         return bool(self._poll.poll(milliseconds))
 
     def shutdown(self, how: int) -> None:
@@ -86,51 +92,54 @@ class TcpWire:
             self._socket.shutdown(how)
 
     def close(self) -> None:
-        """Close the connection's socket."""
+        """Close the socket of the TCP connection."""
         self._socket.close()
 
 
 class ArrivingPiece:
-    """A payload piece in arrival: some of its bytes are still in the socket."""
+    """A payload piece of which some bytes are still in the socket's receive buffer."""
 
     def __init__(self, connection: BulkConnection) -> None:
         self._connection = connection
         self._num_read = 0
 
     def __len__(self) -> int:
-        """Return the number of payload bytes that the last `read_into` call read."""
+        """Return the number of payload bytes that the last call of `read_into` read."""
         return self._num_read
 
     def read_into(self, space: memoryview) -> int:
-        """Read the available bytes into `space`; return their number, 0 if the connection ends.
+        """Read the available payload bytes into `space`; return their number, 0 at the end.
 
         Args:
-            space: Memory for the missing bytes of the payload; not empty.
+            space: Writable memory for the missing bytes of the payload; not empty.
         """
         self._num_read = self._connection.read_piece(space)
         return self._num_read
 
 
 def most_buffer_bytes() -> int:
-    """Return the largest size of a connection's receive buffer, which holds one whole message."""
+    """Return the largest size in bytes of a connection's receive buffer, which holds one
+    message.
+    """
     return max(_BUFFER_BYTES, _HEADER.size + MAX_MESSAGE_BYTES)
 
 
 def wire_bytes(frame: Frame) -> int:
-    """Return the bytes that a frame takes on a connection, with its header."""
+    """Return the number of bytes of a frame on a bulk connection, including its header."""
     return _HEADER.size + (len(frame) if isinstance(frame, bytes) else frame.num_bytes)
 
 
 class BulkConnection:
-    """One end of a connection that carries a stream's frames.
+    """One end of a bulk (TCP) connection that carries the frames of a gRPC stream.
 
-    One thread sends and one thread receives. Any thread may call `end` and `abort`.
+    One thread sends and one thread receives on a bulk connection. Any thread may call `end` and
+    `abort` of a bulk connection.
 
     Attributes:
-        num_received: Number of bytes received so far, with frame headers.
+        num_received: Number of bytes received so far over the connection, including frame headers.
 
     Args:
-        wire: Byte stream that carries the frames.
+        wire: Byte stream (plain or TLS) that carries the frames.
     """
 
     def __init__(self, wire: Wire) -> None:
@@ -149,7 +158,7 @@ class BulkConnection:
         """Send one frame over the connection.
 
         Raises:
-            OSError: The connection has ended before the frame was sent.
+            OSError: The bulk connection has ended before the frame was sent.
         """
         if isinstance(frame, bytes):
             parts: Sequence[bytes | memoryview] = (_HEADER.pack(len(frame)), frame)
@@ -166,7 +175,7 @@ class BulkConnection:
                 self._wire.send(parts[first : first + _MOST_PARTS])
 
     def receive(self, seconds: float = math.inf) -> bytes | ArrivingPiece | None:
-        """Return the next frame, or an `ArrivingPiece` when payload bytes have arrived.
+        """Return the connection's next frame, or an `ArrivingPiece` if payload bytes have arrived.
 
         Args:
             seconds: Longest wait for a frame or payload bytes, in seconds.
@@ -176,7 +185,7 @@ class BulkConnection:
 
         Raises:
             TimeoutError: No complete frame and no payload byte arrived within the time limit.
-            Malformed: The received header announces no legal frame.
+            Malformed: The header of the received frame announces no legal length.
         """
         deadline = time.monotonic() + seconds
         with self._receiving:
@@ -211,7 +220,9 @@ class BulkConnection:
         return self._wire.wait(max(0.0, 1000 * (deadline - time.monotonic())))
 
     def _take(self) -> bytes | None:
-        """Return the next frame if it is complete in the buffer; start a payload piece."""
+        """Return the next frame if the receive buffer holds it whole; start reading a payload
+        piece.
+        """
         have = self._last - self._first
         if have < _HEADER.size:
             return None
@@ -238,7 +249,9 @@ class BulkConnection:
         return frame
 
     def _reserve(self, size: int) -> None:
-        """Make the receive buffer hold `size` bytes from the first byte not yet returned."""
+        """Make space in the receive buffer for `size` bytes from the first byte not yet
+        returned.
+        """
         num_unread = self._last - self._first
         new_size = max(_BUFFER_BYTES, size)
         if len(self._buffer) < size or (not num_unread and len(self._buffer) > new_size):
@@ -266,10 +279,10 @@ class BulkConnection:
         return count
 
     def read_piece(self, space: memoryview) -> int:
-        """Read the available bytes of the current payload piece into `space`; return their number.
+        """Read the received bytes of the current payload piece into `space`; return their number.
 
         Args:
-            space: Memory for the missing bytes of the payload; not empty.
+            space: Writable memory for the missing bytes of the payload; not empty.
         """
         with self._receiving:
             size = min(len(space), self._piece_left)
@@ -283,7 +296,7 @@ class BulkConnection:
             return have
 
     def end(self, seconds: float) -> None:
-        """Shut down sending, wait for the other end to end as well, and close the connection.
+        """Shut down sending, wait until the peer also shuts down sending, and close the connection.
 
         Args:
             seconds: Longest wait for the other end to close the connection, in seconds.
@@ -304,11 +317,13 @@ class BulkConnection:
         self.abort()
 
     def finish(self) -> None:
-        """Shut down sending on the connection; receiving continues."""
+        """Shut down sending on the bulk connection; receiving continues."""
         self._wire.shutdown(socket.SHUT_WR)
 
     def abort(self) -> None:
-        """Shut down both directions and close the socket. Blocked sends and receives return."""
+        """Shut down both directions of the bulk connection and close its socket. Sends and receives
+        that are blocked on the connection return.
+        """
         # The shutdown comes before the locks: it ends the calls of threads that hold the locks.
         # The descriptor is closed under both locks, so no thread uses a reused descriptor.
         self._wire.shutdown(socket.SHUT_RDWR)

@@ -1,19 +1,22 @@
-"""The shard's port for bulk connections, which opens at the first offer.
+"""The shard's port for bulk (TCP) connections, which opens at the first offer to a client.
 
-The port accepts connections only while an offer of a bulk connection to a client is open. One
-thread accepts connections and runs
-all handshakes (`Handshake`). A connection therefore occupies no thread before it carries frames.
+The shard's bulk port accepts connections only while an offer of a bulk connection to a client is
+open. One thread of the shard accepts bulk connections and runs all their handshakes (`Handshake`).
+A bulk connection therefore occupies no thread of its own before it carries frames.
 
-Theory of operation. A connection is a stranger until it has sent the number of an open offer. The
-number cannot be guessed. Strangers share 64 places. A new connection always gets a place. If all
-places are taken, the address with the most places loses its oldest one (`FairPlaces`). An honest
-client sends the number in its first packet and needs a place only for an instant, so waiting
-strangers cannot keep an honest client out. After the number, the connection belongs to the offer's
-stream. A stream has one unproven connection at a time: the client's next attempt closes the
-previous connection, and the end of the stream closes it too.
+Theory of operation. A bulk connection is a stranger (not related to any client) until it has sent
+the secret number of an open offer. Strangers cannot guess the number of an offer, which has 16
+random bytes. At most 64 strangers (connections that have not sent an offer's number) stay open
+together. A new connection to the bulk port is always accepted. If too many strangers are connected,
+the shard closes the oldest connection of the address with the most connections (`FairPlaces`). An
+honest client sends the offer's number in its first packet and is a stranger only for an instant, so
+waiting strangers cannot keep an honest client out. After it has sent an offer's number, a bulk
+connection belongs to the gRPC stream of that offer. A gRPC stream has at most one bulk connection
+whose client has not proven its identity. The client's next attempt, or the end of the stream,
+closes that connection.
 
-Every connection has one deadline, from its acceptance until the client has proven its identity.
-Bytes that trickle in do not extend the deadline.
+On every bulk connection, the client must prove its identity within a time limit from the acceptance
+of the connection. Single bytes that a client sends do not extend the deadline of its handshake.
 """
 
 from __future__ import annotations
@@ -69,10 +72,10 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Offeree(Protocol):
-    """The gRPC stream whose client receives an offer.
+    """The gRPC stream whose client receives the offer of a bulk connection.
 
     Attributes:
-        peer: Name of the stream's client, for log lines.
+        peer: Name of the stream's client (its address), for log lines.
     """
 
     peer: str
@@ -97,13 +100,15 @@ class _OpenOffer:
     connection: _Half | None = None  # Connection of the newest attempt; None: no attempt yet.
 
     def numbers(self, until: int = MOST_ATTEMPTS) -> list[bytes]:
-        """Return the secret numbers of the attempts from the next one to `until` (exclusive)."""
+        """Return the secret numbers of the connection attempts from the next one to `until`
+        (exclusive).
+        """
         return [number_of(self.first_number, self.key, n) for n in range(self.attempt, until)]
 
 
 @dataclasses.dataclass(eq=False)
 class _Half:
-    """An accepted connection whose client has not yet proven its identity."""
+    """An accepted bulk connection whose client has not yet proven its identity."""
 
     socket: socket.socket
     deadline: float
@@ -114,10 +119,11 @@ class _Half:
 
 
 class BulkListener:
-    """Offers bulk connections to the clients of streams, and accepts these connections.
+    """Offers bulk (TCP) connections to the clients of gRPC streams, and accepts these connections.
 
     Args:
-        address: Address to bind, equal to the address of the shard's gRPC server.
+        address: IP address or host name to listen on, equal to the address of the shard's gRPC
+            server.
         credentials: Certificate, key and token of the shard.
         dscp: Class of service of sent packets, 0..63; None: the system's default.
         clock: Function that returns seconds of a monotonic clock.
@@ -143,7 +149,9 @@ class BulkListener:
         self._stopped = False
 
     def offer(self, stream: Offeree) -> pb.BulkSession | None:
-        """Return the bulk offer for a stream's Welcome; None if the shard cannot open a port."""
+        """Return the offer of a bulk connection for a stream's Welcome; None if no port can be
+        opened.
+        """
         number, key = secrets.token_bytes(NUMBER_BYTES), secrets.token_bytes(KEY_BYTES)
         with self._lock:
             if self._listening is None and not self._stopped:
@@ -183,7 +191,9 @@ class BulkListener:
                 self._wake.send(b"!")
 
     def _begin(self) -> None:
-        """Open the port and start the listening thread. `offer` calls this at the first offer."""
+        """Open the shard's bulk port and start the listening thread. The method `offer` calls
+        `_begin` at the first offer of a bulk connection.
+        """
         try:
             if self._credentials.certificate:
                 self._context = context_of(self._credentials, serves=True)
@@ -213,7 +223,9 @@ class BulkListener:
         self._thread.start()
 
     def _remove(self, stream: Offeree) -> _OpenOffer | None:
-        """Remove a stream's offer and its numbers. The caller holds the lock."""
+        """Remove a stream's offer of a bulk connection and the numbers of its attempts. The caller
+        of `_remove` holds the listener's lock.
+        """
         offer = self._offers.pop(stream, None)
         if offer is None:
             return None
@@ -289,7 +301,7 @@ class BulkListener:
             halves.end(half)
 
     def _advance(self, half: _Half, halves: _Halves) -> None:
-        """Continue a connection's handshake, and take over the connection after a valid proof."""
+        """Continue a bulk connection's handshake; attach the connection after a valid proof."""
         try:
             self._send(half, halves)
             while not half.unsent and half in halves:
@@ -362,7 +374,7 @@ class BulkListener:
 
 
 class _Halves:
-    """The accepted connections whose clients have not yet proven their identity."""
+    """The accepted bulk connections whose clients have not yet proven their identity."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
@@ -376,26 +388,30 @@ class _Halves:
         return half in self._all
 
     def add(self, half: _Half, address: str, now: float) -> None:
-        """Add a connection without a number; if all places are taken, another one is closed."""
+        """Add a new connection; close another new connection if there are too many."""
         self._all[half] = None
         self._selector.register(half.socket, selectors.EVENT_READ, half)
         for displaced in self._strangers.take(half, address, now, MOST_STRANGERS):
             self.end(displaced)
 
     def name(self, half: _Half, offer: _OpenOffer) -> None:
-        """Assign a connection to its offer, and close the offer's previous connection."""
+        """Assign a connection to the offer whose number it sent; close the offer's previous
+        connection.
+        """
         self._strangers.leave(half)
         if offer.connection is not None:
             self.end(offer.connection)
         half.offer, offer.connection = offer, half
 
     def watch(self, half: _Half) -> None:
-        """Select the connection for writing while it has unsent bytes, else for reading."""
+        """Watch the connection for writing while it has unsent bytes, else for reading."""
         event = selectors.EVENT_WRITE if half.unsent else selectors.EVENT_READ
         self._selector.modify(half.socket, event, half)
 
     def late(self, now: float) -> list[_Half]:
-        """Return the connections past their deadline, and those whose stream has ended."""
+        """Return the connections past their deadline, and connections whose gRPC stream has
+        ended.
+        """
         return [
             half
             for half in self._all
@@ -403,7 +419,9 @@ class _Halves:
         ]
 
     def release(self, half: _Half) -> None:
-        """Remove a connection from the selector and the tables; its socket stays open."""
+        """Remove a connection from the listening thread's selector and tables; keep its socket
+        open.
+        """
         if half not in self._all:
             return
         del self._all[half]
@@ -413,17 +431,19 @@ class _Halves:
             half.offer.connection = None
 
     def end(self, half: _Half) -> None:
-        """Close an unproven connection and remove it from the tables."""
+        """Close a connection whose client has not proven its identity, and remove it from the
+        tables.
+        """
         if half in self._all:
             self.release(half)
         half.socket.close()
 
     def end_strangers(self) -> None:
-        """Close all connections that have not sent an offer's number."""
+        """Close all bulk connections that have not sent an offer's number."""
         for half in self._strangers.shrink(0):
             self.end(half)
 
     def end_all(self) -> None:
-        """Close all connections whose clients have not yet proven their identity."""
+        """Close all bulk connections whose clients have not yet proven their identity."""
         for half in list(self._all):
             self.end(half)

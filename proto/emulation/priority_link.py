@@ -1,9 +1,9 @@
 """A model of one direction of an emulated link with classes of service.
 
-The model is pure and runs on the caller's clock. Urgent packets overtake other packets, so the
-arrival time of a message is unknown when the message is sent. The caller therefore offers messages
-and then advances the time. `PriorityLink` is the model; `ClassQueue`, `Background` and `draw_fates`
-are its parts.
+The model of the link has no threads and runs on the caller's clock. Urgent packets overtake other
+packets on the link, so the arrival time of a message is unknown when the message is sent. The
+caller therefore first puts messages on the emulated link and then advances the time. `PriorityLink`
+is the model of the link, and consists of `ClassQueue`, `Background` and `draw_fates`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LEAST_QUEUED_TURNS = 8  # Fewest bursts of background traffic that fit into a b
 
 @dataclasses.dataclass(frozen=True)
 class PacketArrival:
-    """A message, or some datagrams of a train, that passed the link."""
+    """A message, or some datagrams of one size, that passed the emulated link."""
 
     at: float  # Time of arrival, in seconds on the model's clock.
     item: Any  # The object that the sender passed with the message or the datagrams.
@@ -61,7 +61,9 @@ class ClassCounts:
 
 @dataclasses.dataclass(slots=True)
 class Transmission:
-    """Bytes that pass in sequence: a message, a train of datagrams, or background traffic."""
+    """Bytes that pass the link in sequence: a message, consecutive datagrams, or background
+    traffic.
+    """
 
     priority: int
     unit: int  # Bytes of one packet. A packet that has started is always finished.
@@ -74,20 +76,23 @@ class Transmission:
 
     @property
     def has_begun(self) -> bool:
-        """True if some bytes of the transmission have passed."""
+        """True if some bytes of the message or datagrams have passed the link."""
         return self.left < self.total
 
 
 class ClassQueue:
-    """Queue of one class of service on an emulated link: first come, first served.
+    """Queue of one class of service on an emulated link, in first-come, first-served order.
 
     Attributes:
-        queue: Transmissions that wait for the link, in order of service.
-        stream: Messages that wait outside the queue. The queue holds one message at a time.
-        has_message: True if a message of this class is in the queue or passes the link now.
-        num_own: Number of messages and datagram trains that wait or pass now (no background).
-        bounded_bytes: Bytes of datagrams and background traffic that wait or pass the link now.
-        datagram_bytes: Bytes of datagrams that wait or pass the link now.
+        queue: Messages, datagram trains and background bursts that wait for the link, in order of
+            service.
+        stream: Reliable messages that wait outside the queue, which holds one message at a time.
+        has_message: True if a reliable message of this class is in the queue or passes the link
+            now.
+        num_own: Number of messages and datagram trains that wait for or pass the link now, without
+            background traffic.
+        bounded_bytes: Bytes of datagrams and background traffic that wait for or pass the link now.
+        datagram_bytes: Bytes of datagrams that wait for or pass the link now.
         last_arrival: Arrival time of the newest message of this class, in seconds.
         counts: Traffic counters of this class of service.
     """
@@ -102,7 +107,7 @@ class ClassQueue:
         self.counts = ClassCounts()
 
     def add(self, job: Transmission) -> None:
-        """Add a transmission to the end of this class's queue."""
+        """Add a message or datagrams to the end of the queue of their class of service."""
         self.num_own += job.own
         if not job.reliable:
             self.bounded_bytes += job.left
@@ -116,12 +121,12 @@ class ClassQueue:
 
     @property
     def first_turn_bytes(self) -> int:
-        """Number of bytes that the first transmission in the queue may pass in its turn."""
+        """Number of bytes that the first message or datagrams in the queue may send in one turn."""
         job = self.queue[0]
         return min(job.left, TURN_BYTES) if job.reliable and len(self.queue) > 1 else job.left
 
     def passed(self, job: Transmission, num_bytes: int) -> None:
-        """Count bytes of the current transmission as passed over the link."""
+        """Count bytes of the current message or datagrams as passed over the link."""
         job.left -= num_bytes
         if not job.reliable:
             self.bounded_bytes -= num_bytes
@@ -130,7 +135,7 @@ class ClassQueue:
             self.counts.bytes_on_wire += num_bytes
 
     def finished(self, job: Transmission) -> None:
-        """Remove the finished transmission; the next message enters the queue."""
+        """Remove a message or datagrams that have passed the link; queue the next message."""
         self.num_own -= job.own
         if job.reliable:
             self.has_message = bool(self.stream)
@@ -138,7 +143,7 @@ class ClassQueue:
                 self.queue.append(self.stream.popleft())
 
     def remove(self, jobs: list[Transmission]) -> None:
-        """Remove waiting datagram trains of which no byte has passed yet."""
+        """Remove waiting datagrams of which no byte has passed the link yet."""
         numbers = {id(job) for job in jobs}
         self.queue = collections.deque(job for job in self.queue if id(job) not in numbers)
         self.num_own -= len(jobs)
@@ -148,7 +153,7 @@ class ClassQueue:
 
 
 class Background:
-    """Traffic of other programs on a link: packets at a constant rate, from `begin` on.
+    """Emulated traffic of other programs on a link: packets at a constant rate.
 
     Attributes:
         next_at: Time of the next burst of background packets, in seconds.
@@ -156,8 +161,8 @@ class Background:
         turn_bytes: Size of one burst of background packets, in bytes.
 
     Args:
-        link: Rates of the link and of its background traffic.
-        queue_bytes: Size of the queue of the traffic's class, in bytes.
+        link: Rates of the emulated link and of its background traffic.
+        queue_bytes: Size in bytes of the queue of the background traffic's class.
 
     Raises:
         ConfigurationError: The background traffic takes the whole rate of the link.
@@ -184,7 +189,9 @@ class Background:
             self._begun_at = self.next_at = now
 
     def skip(self, until: float) -> None:
-        """Let background bursts before `until` pass an idle link, except for the last burst."""
+        """Let background bursts before the time `until` pass an idle link, except the last
+        burst.
+        """
         if self._begun_at is None:
             return
         number = int((until - self._begun_at) * self._bytes_per_second / self.turn_bytes) - 1
@@ -193,7 +200,7 @@ class Background:
             self._go_to(number)
 
     def take(self) -> int:
-        """Return the bytes of the next background burst and advance `next_at`."""
+        """Return the size of the next background burst in bytes and advance `next_at`."""
         self._go_to(self._number + 1)
         return self.turn_bytes
 
@@ -206,12 +213,13 @@ class Background:
 def draw_fates(
     random: np.random.Generator, link: Link, count: int, counts: ClassCounts
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Draw at random which datagrams of a train are lost, duplicated or late.
+    """Draw at random which datagrams of a train (consecutive datagrams of one size) are lost,
+    duplicated or late.
 
     Args:
-        random: Generator of the random draws.
+        random: NumPy generator of the random draws.
         link: Link with the probabilities of loss, duplication and delay.
-        count: Number of datagrams to draw for.
+        count: Number of datagrams in the train.
         counts: Counters to which losses, duplicates and late datagrams are added.
 
     Returns:
@@ -244,26 +252,32 @@ _LEAST_LATENESS_SECONDS = 10e-3  # Shortest extra delay of a reordered datagram.
 
 
 def class_of(dscp: int) -> int:
-    """Return the class of service that a network gives a DSCP: 0 for CS7, 7 for no mark."""
+    """Return the class of service that a DSCP value stands for: 0 for CS7, 7 for unmarked
+    packets.
+    """
     return BEST_EFFORT - (dscp >> 3)
 
 
 class PriorityLink:
-    """One direction of an emulated link, with strict priority by class.
+    """Model of one direction of an emulated link, with strict priority by class of service.
 
-    The link serves the most urgent class that has packets, packet by packet: an urgent packet waits
-    for one other packet at most. Each class has a queue of ``link.queue_kb``; a datagram that does
-    not fit into the queue is dropped. Messages of the reliable stream wait outside the queue. The
-    queue holds one message at a time. The message moves to the queue's end after each 64 KB if
-    other transmissions wait. A lost segment is sent again one round trip later and delays all later
-    messages, as in `LinkModel`. With messages of a single class only, the two models are equal.
-    Datagrams are lost, late (by one delay, at least 10 ms) or duplicated with the link's
-    probabilities. Background traffic arrives at a constant rate and waits in the queue of its
-    class, in order of arrival.
+    The emulated link serves the most urgent class that has packets, so that an urgent packet waits
+    for at most one less urgent packet. Each class of service has a queue of ``link.queue_kb`` on
+    the emulated link. A datagram that does not fit into the queue is dropped. Messages of the
+    reliable stream wait outside the queue of their class. The queue of a class holds one reliable
+    message at a time. A reliable message moves to the end of its queue after each 64 KB if other
+    traffic waits. A lost segment of a message is sent again one round trip later and delays all
+    later messages, as in `LinkModel`. With messages of a single class only, the models
+    `PriorityLink` and `LinkModel` are equal. The emulated link loses, delays (by one link delay, at
+    least 10 ms) or duplicates datagrams with the link's probabilities. Background traffic arrives
+    at the emulated link at a constant rate and waits in the queue of its class, in order of
+    arrival.
 
-    All random numbers of a message are drawn at its offer, and every event has an exact time. The
-    results therefore do not depend on how often `advance` is called. Methods take times in seconds.
-    A time before the time of an earlier call counts as the earlier call's time.
+    All random numbers of a message are drawn when the caller puts it on the emulated link, and
+    every event on the link has an exact time. The arrival times on the emulated link therefore do
+    not depend on how often `advance` is called. The methods of the link model take times in
+    seconds. If a caller passes a time before the time of its previous call, the link uses the
+    previous call's time.
 
     Args:
         link: Rate, delay, loss, queue size, background traffic and datagram probabilities.
@@ -299,10 +313,11 @@ class PriorityLink:
         return tuple(dataclasses.replace(queue.counts) for queue in self._classes)
 
     def has_space(self, priority: int) -> bool:
-        """Return True if a sender may put datagrams of a class on the link now, False to wait.
+        """Return True if a sender may put datagrams of a class on the link now, False if it must
+        wait.
 
-        The result is always True with a bounded queue, which drops datagrams without a report to
-        the sender.
+        With a bounded queue, `has_space` is always True, because the queue drops datagrams without
+        a report to the sender.
         """
         waiting = self._classes[priority].datagram_bytes
         return math.isfinite(self._queue_bytes) or waiting < SEND_BUFFER_BYTES
@@ -310,7 +325,7 @@ class PriorityLink:
     # -- input ------------------------------------------------------------------------------
 
     def offer(self, now: float, priority: int, num_bytes: int, item: Any) -> None:
-        """Put a message of the reliable stream on the link.
+        """Put a message of the reliable stream on the emulated link.
 
         Args:
             now: Current time on the caller's clock, in seconds.
@@ -328,7 +343,7 @@ class PriorityLink:
         )
 
     def offer_datagrams(self, now: float, priority: int, size: int, count: int, item: Any) -> int:
-        """Put several datagrams of one size on the link together.
+        """Put several datagrams of one size on the emulated link together.
 
         Args:
             now: Current time on the caller's clock, in seconds.
@@ -366,7 +381,8 @@ class PriorityLink:
 
         Args:
             now: Current time on the caller's clock, in seconds.
-            unwanted: Called with the item of each waiting train of datagrams; True withdraws it.
+            unwanted: Function called with the item of each waiting group of datagrams; True
+                withdraws the group.
         """
         self._come_to(now)
         num_datagrams = 0
@@ -384,7 +400,7 @@ class PriorityLink:
     # -- output -----------------------------------------------------------------------------
 
     def next_event(self) -> float | None:
-        """Return the time at which `advance` is needed next; None if no arrival is pending.
+        """Return the time at which `advance` must be called next; None if no arrival is pending.
 
         No message or datagram arrives before the returned time.
         """
@@ -401,7 +417,9 @@ class PriorityLink:
         return at if math.isfinite(at) else None
 
     def advance(self, now: float) -> list[PacketArrival]:
-        """Advance the link's time to `now`; return all arrivals since the last call, in order."""
+        """Advance the emulated link's time to `now`; return all arrivals since the last call, in
+        order.
+        """
         now = self._come_to(now)
         arrivals = []
         while self._arrivals and self._arrivals[0][0] <= now:
@@ -413,7 +431,9 @@ class PriorityLink:
     # -- the passage of time --------------------------------------------------------------------
 
     def _come_to(self, until: float) -> float:
-        """Process all link events up to `until`; return the model's new time, in seconds."""
+        """Process all link events up to the time `until`; return the model's new time, in
+        seconds.
+        """
         self._now = until = max(until, self._now)
         background = self._background
         while background.next_at <= until:
@@ -442,7 +462,9 @@ class PriorityLink:
         return max(0, min(count, int((self._queue_bytes - taken) // unit)))
 
     def _begun_bytes(self, job: Transmission, now: float) -> int:
-        """Return the bytes of the current transmission's packets that started before `now`."""
+        """Return the bytes of the current message's packets that the link began to send before
+        `now`.
+        """
         return job.unit * math.ceil((now - self._started) * self._rate / job.unit)
 
     def _add(self, job: Transmission, now: float) -> None:
@@ -461,7 +483,9 @@ class PriorityLink:
         self._serve(now)
 
     def _interrupt(self, job: Transmission, now: float) -> None:
-        """Put the current transmission back into its queue, unless its last packet has started."""
+        """Put the current message back into its queue, unless the link already sends its last
+        packet.
+        """
         num_bytes = self._begun_bytes(job, now)
         if num_bytes < self._turn_bytes:
             self._pass(job, num_bytes)
@@ -469,7 +493,7 @@ class PriorityLink:
             self._current, self._free_at = None, self._started + num_bytes / self._rate
 
     def _serve(self, until: float) -> None:
-        """Serve waiting transmissions up to the time `until`, the most urgent class first."""
+        """Send waiting traffic up to the time `until`, the most urgent class of service first."""
         while True:
             if self._current is not None:
                 if self._ends > until:
@@ -491,7 +515,9 @@ class PriorityLink:
             self._background.passed_bytes += num_bytes
 
     def _end_turn(self, job: Transmission) -> None:
-        """Queue the current transmission for its next turn, or schedule its arrival if complete."""
+        """Queue the current message for its next turn, or schedule its arrival if it is
+        complete.
+        """
         queue = self._classes[job.priority]
         self._current, self._free_at = None, self._ends
         self._pass(job, self._turn_bytes)

@@ -41,11 +41,13 @@ _REASON_SECONDS = 2.0
 
 
 class Unreachable(Exception):
-    """No shard accepts a gRPC stream at the dialed address."""
+    """Error: no shard accepts a gRPC stream at the given address."""
 
 
 class StreamLost(Exception):
-    """The gRPC stream to a shard has ended for ``reason``; the client must open a new stream."""
+    """Error: the gRPC stream to a shard has ended for ``reason``; the client must open a new
+    stream.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -53,27 +55,29 @@ class StreamLost(Exception):
 
 
 class NoProgress(Exception):
-    """No frame arrived from the shard within the time limit; the stream is still open."""
+    """Error: no frame arrived from the shard within the time limit; the stream is still open."""
 
 
 class ClientStream:
-    """The client's end of one stream to one shard, from `open` to `close`.
+    """The client's end of one gRPC stream to one shard, from `open` to `close`.
 
-    A reader thread reads frames ahead, so that `receive` can time out without ending the stream.
-    The thread costs about 10 us of a 200 us round trip of 1 KB. Once the stream has moved to its
-    bulk connection, the reader thread only waits for the end of the gRPC call, and `receive` reads
-    the bulk connection in the caller's thread.
+    A reader thread reads frames from the gRPC stream ahead, so that `receive` can time out without
+    ending the stream. The reader thread costs about 10 us in a round trip of 1 KB, which takes 200
+    us. After the stream has moved to its bulk (TCP) connection, the reader thread only waits for
+    the end of the gRPC call, and `receive` reads the bulk connection in the caller's thread.
 
     Attributes:
         chunks: Adaptive size of the pieces in which a large payload is sent.
-        arrived_at: Monotonic time, in seconds, at which the frame that `receive` returned last
+        arrived_at: Monotonic time in seconds at which the last frame that `receive` returned had
             arrived.
 
     Args:
         address: ``host:port`` of the shard. The old address of a shard that has moved is replaced
             by its present address.
-        link: The worker's emulated uplink, shared by its streams to all shards. None: no emulation.
-        keepalive_seconds: gRPC keepalive time. A shard that is silent for twice this time is lost.
+        link: The worker's emulated uplink, shared by its streams to all shards; None: no emulated
+            link.
+        keepalive_seconds: gRPC keepalive time, in seconds. A shard that is silent for twice this
+            time counts as lost.
         service: Name of the gRPC service with the Session method.
         dscp: DSCP class of service of outgoing packets, 0..63. None: the system's default.
         credentials: This node's certificate, key and token.
@@ -131,24 +135,30 @@ class ClientStream:
 
     @property
     def bytes_sent(self) -> int:
-        """Training bytes sent, including framing and an emulated link's retransmissions."""
+        """Number of training bytes sent, including framing and an emulated link's
+        retransmissions.
+        """
         return self._bytes_sent
 
     @property
     def bytes_received(self) -> int:
-        """Bytes received from the shard, including framing."""
+        """Number of bytes received from the shard, including framing."""
         return self._bytes_received + (self._bulk.num_received if self._bulk else 0)
 
     @property
     def newest_frame_at(self) -> float:
-        """Monotonic time, in seconds, at which the newest frame arrived, read or unread."""
+        """Monotonic time in seconds at which the newest frame from the shard arrived, read or
+        unread.
+        """
         if self._receives_bulk and self._bulk is not None and self._bulk.readable:
             self._newest_at = time.monotonic()
         return self._newest_at
 
     @property
     def send_seconds(self) -> float:
-        """Total seconds from each `send` to its last byte handed to gRPC, including pacing."""
+        """Sum of the seconds from each call of `send` until gRPC has all its bytes, including
+        pacing.
+        """
         return self._send_seconds
 
     @property
@@ -161,8 +171,8 @@ class ClientStream:
 
         Args:
             timeout_seconds: Time limit for connecting and starting together, in seconds.
-            given_up: Returns True if the caller no longer wants the connection. `open` polls
-                `given_up` every 0.2 s.
+            given_up: Function, called every 0.2 s, that returns True if the caller no longer wants
+                the connection.
 
         Raises:
             Unreachable: No shard accepted the stream in time.
@@ -220,7 +230,7 @@ class ClientStream:
         return f"/{self._service}/{METHOD}"
 
     def _connect(self, deadline: float, given_up: Callable[[], bool]) -> grpc.Channel:
-        """Return a connected channel, or raise one of the exceptions of `open`."""
+        """Return a connected gRPC channel, or raise one of the exceptions of `open`."""
         channel = trust.open_channel(
             self.address, self._credentials, self._options, self._server_name
         )
@@ -256,12 +266,12 @@ class ClientStream:
             raise
 
     def send(self, frames: Frames, counted: bool = True) -> None:
-        """Queue frames for the shard, sent in order with no other frames between; never blocks.
+        """Queue frames for the shard, which are sent without other frames in between; never block.
 
         Args:
-            frames: Frames, or a function that the sending thread calls for the frames just before
-                it sends them.
-            counted: True to count the frames as training bytes.
+            frames: Frames to send, or a function that the sending thread calls just before it sends
+                the returned frames.
+            counted: True to count the bytes of the frames as training traffic.
         """
         self._outgoing.put((frames, counted, time.monotonic()))
 
@@ -269,11 +279,12 @@ class ClientStream:
         """Start a thread that moves the stream to a bulk connection; call this at most once.
 
         The stream uses gRPC until the bulk connection is open, so no heartbeat waits for a port
-        that a firewall drops. The `Switch` message may come between any two messages.
+        that a firewall drops. The client may send the `Switch` message between any two messages.
 
         Args:
-            offered: Offer of a bulk connection in the shard's Welcome.
-            lease_seconds: Lease of the run, which bounds the time of one attempt. 0: not known.
+            offered: Offer of a bulk (TCP) connection in the shard's Welcome.
+            lease_seconds: Lease of the run in seconds, which bounds the time of one connection
+                attempt; 0 if it is not known.
         """
         host = self.address.rpartition(":")[0].strip("[]")
         credentials, name = self._credentials, self._server_name
@@ -294,7 +305,9 @@ class ClientStream:
         ).start()
 
     def wait_until_moved(self, seconds: float) -> bool:
-        """Wait until the stream sends over its bulk connection; return False after a timeout."""
+        """Wait until the stream sends over its bulk (TCP) connection; return False after a
+        timeout.
+        """
         return self._moved.wait(seconds)
 
     def _take_over(self, connection: bulk.BulkConnection) -> None:
@@ -310,12 +323,12 @@ class ClientStream:
             self._over.set()
 
     def receive(self, timeout_seconds: float) -> bytes | Arriving:
-        """Return the next frame, or the part of a bulk frame that has arrived.
+        """Return the next frame from the shard, or the received part of a payload frame.
 
         Raises:
-            NoProgress: No byte arrived within the time limit.
+            NoProgress: No byte arrived from the shard within the time limit.
             StreamLost: The gRPC stream to the shard has ended.
-            Malformed: The received bytes are not a frame.
+            Malformed: The bytes received from the shard are not a frame.
         """
         connection = self._bulk if self._receives_bulk else None
         if connection is None:
@@ -349,9 +362,9 @@ class ClientStream:
         return received
 
     def close(self, grace_seconds: float = _CLOSE_GRACE_SECONDS) -> None:
-        """Send the queued frames, then end the stream; cut the stream after the grace time.
+        """Send the queued frames, then end the stream; cancel the stream after the grace time.
 
-        A second call of `close` has no effect.
+        A second call of `close` on a stream has no effect.
         """
         self._end_moving()
         self._outgoing.put(None)

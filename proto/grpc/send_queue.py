@@ -1,9 +1,10 @@
 """Bounded send queue of one stream, so that a client that does not read costs limited memory.
 
-Three kinds of messages wait in one queue. The bytes of control messages are counted; the caller
-disconnects a client that leaves more than `MOST_CONTROL_BYTES` unread. A client may miss reports:
-beyond `MOST_REPORT_BYTES` the queue drops the oldest reports. The sending thread builds a reply
-just before it sends the reply, so replies are bounded by their number (`num_waiting`).
+Three kinds of messages wait in a client's send queue: control messages, reports and replies. The
+send queue counts the bytes of control messages; its caller disconnects a client that leaves more
+than `MOST_CONTROL_BYTES` unread. A client may miss reports: if more than `MOST_REPORT_BYTES` of
+reports wait, the send queue drops the oldest reports. The sending thread builds a reply just before
+it sends the reply, so the number of queued replies is bounded (`num_waiting`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ MOST_REPORT_BYTES = 8 << 20
 class SendQueue:
     """Send queue of one client's stream at a shard: only the sending thread may call `get`.
 
-    Only one thread may queue replies with `put`. All other methods are thread-safe.
+    Only one thread may queue replies to a client with `put`. All methods of a send queue except
+    `get` and `put` are thread-safe.
     """
 
     def __init__(self) -> None:
@@ -51,11 +53,11 @@ class SendQueue:
         return self._report_bytes + self._control_bytes
 
     def put(self, frames: Frames, counted: bool) -> bool:
-        """Queue frames; return False if the client leaves too many control bytes unread.
+        """Queue frames for the client; return False if it leaves too many control bytes unread.
 
         Args:
             frames: Frames of a control message (a tuple), or a function that builds a reply.
-            counted: True to count the frames as training bytes.
+            counted: True to count the bytes of the frames as training traffic.
         """
         now, size = time.monotonic(), -1
         if isinstance(frames, tuple):
@@ -68,7 +70,9 @@ class SendQueue:
         return self._control_bytes <= MOST_CONTROL_BYTES
 
     def put_report(self, message: bytes) -> int:
-        """Queue a report; return the number of older reports that were dropped to make space."""
+        """Queue a report for the client; return the number of older reports dropped to make
+        space.
+        """
         num_dropped = 0
         with self._lock:
             self._reports.append((message, time.monotonic()))
@@ -86,7 +90,9 @@ class SendQueue:
         self._queue.put((None, -1))
 
     def get(self) -> QueuedFrames | None:
-        """Wait for the next frames to send; return None at the end. For the sending thread only."""
+        """Wait for the client's next frames to send; return None at the end of the stream. Only the
+        sending thread may call `get`.
+        """
         while True:
             queued, size = self._queue.get()
             if queued is not None and size < 0:
