@@ -1,8 +1,9 @@
 """HTTP port where Prometheus, or a client of the same text format, reads a node's instruments.
 
-One time limit covers a whole request, from the connection to the end of the answer. If all places
-are taken, a new client displaces another one (`thinwire.proto.security.fair_places`). Clients that
-send their requests byte by byte therefore cannot keep other clients out.
+One time limit covers a whole HTTP request to the metrics port, from the connection to the end of
+the answer. If too many clients are connected to the metrics port, the port disconnects one of them
+for a new client (`thinwire.proto.security.fair_places`). Clients that send their requests byte by
+byte therefore cannot keep other clients from the metrics port.
 """
 
 from __future__ import annotations
@@ -70,13 +71,13 @@ def open_port(run: Run, node: str, read: Reader) -> MetricsPort | None:
 
 
 def read_login(path: str) -> bytes:
-    """Return the login that readers must send, as ``name:password``.
+    """Return the login (``name:password``) that readers of the metrics must send.
 
     Args:
-        path: Path of the file with the readers' login.
+        path: Path of the file with the login, one line ``name:password``.
 
     Raises:
-        ConfigurationError: The file cannot be read, or is not one line of that form.
+        ConfigurationError: The login file cannot be read, or is not one line ``name:password``.
     """
     try:
         login = read_bounded(path, _MOST_LOGIN_BYTES).strip()
@@ -99,19 +100,19 @@ def read_login(path: str) -> bytes:
 class MetricsPort:
     """HTTP server that answers every GET with the instruments' current values.
 
-    Background threads serve the requests.
+    Background threads of the server answer the HTTP requests.
 
     Attributes:
         port: TCP port at which the server listens.
 
     Args:
-        host: Address to which the server binds.
-        port: TCP port to bind; 0 binds a free port.
+        host: IP address or host name at which the server listens.
+        port: TCP port to listen on; 0 for any free port.
         about: Labels of `thinwire_node_info`, which identify the node.
         read: Function that returns the node's instruments (counters, gauges, histograms).
-        login: ``name:password`` that readers must send; empty if no login is required.
-        credentials: Credentials of the node. On an address other than loopback, the answers are
-            encrypted if the credentials have a certificate.
+        login: Login ``name:password`` that readers must send; empty if no login is required.
+        credentials: Certificate, key and token of the node. At an address other than loopback, the
+            server encrypts its answers if there is a certificate.
 
     Raises:
         ConfigurationError: The port is in use, or prometheus_client is not installed.
@@ -235,7 +236,9 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     @contextlib.contextmanager
     def _placed(self, request: socket.socket, host: str) -> Iterator[None]:
-        """Give a client one of the bounded places, and shut down the client that it displaces."""
+        """Register a client of the metrics port; disconnect another client if there are too
+        many.
+        """
         reader = request.dup()
         with self._lock:
             self._end(self._readers.take(reader, address_of(host), time.monotonic(), _MOST_READERS))
@@ -247,7 +250,9 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 reader.close()
 
     def service_actions(self) -> None:
-        """Shut down clients past their time limit. The listening thread calls this at each poll."""
+        """Disconnect clients of the metrics port that have exceeded their time limit. The listening
+        thread calls `service_actions` at each poll.
+        """
         with self._lock:
             self._end(self._readers.overdue(time.monotonic() - _REQUEST_SECONDS))
 
@@ -307,7 +312,7 @@ class _Collector:
 
 
 def _buckets(instrument: Instrument) -> tuple[list[tuple[str, float]], float]:
-    """Return [(upper bound, count of values up to the bound)], and the sum of all values."""
+    """Return a histogram's [(upper bound, count of values up to the bound)] and sum of values."""
     counts = {int(labels[0]): count for labels, count in instrument.values.items()}
     within = [sum(count for value, count in counts.items() if value <= most) for most in BUCKETS]
     bounds = [f"{most:.1f}" for most in BUCKETS]

@@ -1,8 +1,8 @@
-"""A filter that the Linux kernel runs on each datagram before the datagram reaches a socket.
+"""A filter that the Linux kernel runs on each UDP datagram before the datagram reaches a socket.
 
 A datagram that the filter drops neither fills the receive buffer nor wakes a thread, so a flood of
-foreign datagrams costs the receiver little. The filter is a classic BPF program on this process's
-socket, which needs no privileges.
+foreign datagrams costs the receiver little. The datagram filter is a classic BPF program on this
+process's socket, which needs no privileges.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def program(start: bytes, offset: int, numbers: Collection[bytes]) -> list[_Inst
 
 
 def attach(udp_socket: socket.socket, instructions: list[_Instruction]) -> bool:
-    """Attach a filter program to a socket; the program replaces an earlier program.
+    """Attach a BPF filter program to a socket; the program replaces an earlier filter program.
 
     Returns:
-        True if the program is attached. False if the system has no packet filters or the program
-        is too long for the kernel: the socket then receives all datagrams.
+        True if the program is attached, False if the socket receives all datagrams, because the
+        system has no packet filters or the program is too long for the kernel.
     """
     if not ON_LINUX:
         return False
@@ -89,6 +89,6 @@ def _set(udp_socket: socket.socket, instructions: list[_Instruction]) -> bool:
 
 
 def _detach(udp_socket: socket.socket) -> None:
-    """Remove a socket's earlier filter program, which would drop datagrams with new numbers."""
+    """Remove a socket's earlier BPF filter, which would drop datagrams of new sessions."""
     with contextlib.suppress(OSError):  # the socket has no filter program
         udp_socket.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)

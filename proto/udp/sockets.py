@@ -1,11 +1,11 @@
-"""UDP sockets with the options that datagrams need; no option needs privileges.
+"""UDP sockets with the options for datagrams; no option needs privileges.
 
-Some options exist only on Linux. On other systems datagrams are sent one by one, without a priority
-in the local queue, and IP may fragment them.
+Some options of UDP sockets exist only on Linux. On systems other than Linux, datagrams are sent one
+by one, without a priority in the local queue, and IP may fragment the datagrams.
 
-`tos` returns the class of service that a channel's packets request from the network, and
-`queue_priority` the priority in the local queue. Channel 0 is the reliable stream, and channel 1 is
-the most important datagram channel.
+The function `tos` returns the class of service that a channel's packets request from the network,
+and `queue_priority` returns their priority in the local queue. Channel 0 is the reliable stream,
+and channel 1 is the most important datagram channel.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def tos(scheme: str, channel: int, channels: int) -> int | None:
     - ``cs``: the stream gets class CS ``channels``, and channel i gets CS ``channels - i``, so that
       the last channel is best effort.
     - ``compact``: the stream gets CS5, and channel i gets CS ``max(0, 5 - ceil(5 i / channels))``.
-      This scheme avoids the classes of network control.
+      The scheme ``compact`` avoids the classes of network control.
     - ``off``: the result is None, and packets are not marked.
 
     Args:
         scheme: Marking scheme, one of `SCHEMES`.
-        channel: Number of the channel; 0 for the reliable stream.
+        channel: Number of the datagram channel; 0 for the reliable stream.
         channels: Number of datagram channels, 0..7.
 
     Raises:
-        ValueError: An argument is out of range.
+        ValueError: The scheme, channel or number of channels is out of range.
 
     Source: the marking rules of the DGT authors' code (``cs``).
 
@@ -78,10 +78,10 @@ def stream_dscp(scheme: str, channels: int) -> int | None:
 def queue_priority(channel: int, channels: int) -> int:
     """Return the Linux priority of a datagram channel in the local queue: 3, 2 or 1.
 
-    Linux maps every class of `tos` to priority 0, so classes alone reorder nothing on the sending
-    host. The default queues of Linux (pfifo_fast, prio) send priority 0, which the reliable stream
-    has, before priorities 1, 2 and 3. Only queues that sort by number distinguish 1, 2 and 3. No
-    priority needs privileges.
+    Linux maps every class of service to priority 0, so classes of service alone reorder nothing on
+    the sending host. The default queues of Linux (pfifo_fast, prio) send priority 0, which the
+    reliable stream has, before priorities 1, 2 and 3. Only queues that sort by number distinguish
+    the priorities 1, 2 and 3. A process needs no privileges to set these queue priorities.
     """
     return _NUM_QUEUE_PRIORITIES - _NUM_QUEUE_PRIORITIES * (channel - 1) // channels
 
@@ -166,7 +166,9 @@ def bind(address: str, count: int) -> list[socket.socket]:
 
 
 def join_received(udp_socket: socket.socket) -> bool:
-    """Let the kernel join datagrams of one size into one buffer; return False if it cannot."""
+    """Let the kernel join received datagrams of one size into one buffer; return False if it
+    cannot.
+    """
     return ON_LINUX and _allows(udp_socket, SOL_UDP, UDP_GRO, 1)
 
 
@@ -176,7 +178,9 @@ def splits_sent(udp_socket: socket.socket) -> bool:
 
 
 def num_dropped(udp_socket: socket.socket) -> int | None:
-    """Return the number of packets dropped by a full buffer or a filter, or None if unknown."""
+    """Return the number of packets that a socket's full buffer or filter dropped; None if
+    unknown.
+    """
     if not ON_LINUX:
         return None
     try:
@@ -188,14 +192,15 @@ def num_dropped(udp_socket: socket.socket) -> int | None:
 
 
 def connect(host: str, ports: Sequence[int], scheme: str) -> list[socket.socket]:
-    """Return a connected non-blocking socket for each channel, marked and without fragmentation.
+    """Return a connected non-blocking UDP socket for each channel, with class of service set and
+    without fragmentation.
 
-    An option that the system rejects is not an error: one warning lists all rejected options.
+    A socket option that the system rejects is not an error: one warning lists all rejected options.
 
     Args:
         host: Host name or address of the shard.
         ports: UDP port of each channel, channel 1 first.
-        scheme: Scheme of the class of service, one of `SCHEMES`.
+        scheme: Scheme that marks packets with classes of service, one of `SCHEMES`.
 
     Raises:
         ConfigurationError: The host is unknown or has no route.
@@ -226,7 +231,7 @@ def connect(host: str, ports: Sequence[int], scheme: str) -> list[socket.socket]
 
 
 def _mark(udp_socket: socket.socket, scheme: str, channel: int, channels: int) -> set[str]:
-    """Set the socket options of one channel; return the names of rejected options."""
+    """Set the socket options of one datagram channel; return the names of rejected options."""
     is_ipv6 = udp_socket.family == socket.AF_INET6
     level = socket.IPPROTO_IPV6 if is_ipv6 else socket.IPPROTO_IP
     options = []
@@ -245,9 +250,10 @@ def _mark(udp_socket: socket.socket, scheme: str, channel: int, channels: int) -
 
 
 def path_limit(udp_socket: socket.socket) -> int | None:
-    """Return the largest datagram that the route carries unfragmented, in bytes; None: unknown.
+    """Return the size in bytes of the largest datagram that the route carries unfragmented; None if
+    unknown.
 
-    The kernel knows the route's limit for a connected socket, so no test datagram is sent.
+    The kernel knows the route's size limit for a connected socket, so no test datagram is sent.
     """
     if not ON_LINUX:
         return None
