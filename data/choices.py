@@ -1,4 +1,4 @@
-"""Legal values of the data flags; this module imports nothing, so that ``--help`` is fast."""
+"""Legal values of the command-line flags for data; no imports, so that ``--help`` is fast."""
 
 #: Names of the data sets of images.
 IMAGES = (

@@ -1,6 +1,6 @@
-"""Defaults and legal values of --scaling and --augment for each data set.
+"""Defaults and legal values of the flags --scaling and --augment for each data set.
 
-Pure Python, so that flags can be checked before TensorFlow or numpy is imported.
+The module is pure Python, so that flags can be checked before TensorFlow or numpy is imported.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ def reports_top5(wanted: bool, dataset: str, nb_classes: int | None) -> bool:
     """Return True if evaluations report the top-5 accuracy in addition to the accuracy.
 
     Args:
-        wanted: The value of --top5.
+        wanted: Value of the flag --top5; None if the flag is not given.
         dataset: Name of the data set; ``REPORTED_WITH_TOP5`` lists the sets with top-5 by default.
-        nb_classes: Number of classes. None if only the user's model defines the number.
+        nb_classes: Number of classes of the model; None if only the user's model defines the
+            number.
 
     Raises:
         ConfigurationError: ``wanted`` is true and the model has five classes or fewer.

@@ -1,6 +1,7 @@
 """Calls a user function with every record of a run: ``--on_metrics=module:function``.
 
-The function runs in a separate thread, so that its errors and its delays do not affect the run.
+The user function of --on_metrics runs in a separate thread, so that its errors and its delays do
+not affect the run.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def check(text: str, folders: Sequence[pathlib.Path] = ()) -> None:
             installed packages.
 
     Raises:
-        ConfigurationError: The module does not exist.
+        ConfigurationError: The module that --on_metrics names does not exist.
     """
     name = text.partition(":")[0]
     _look_in(folders)
@@ -63,7 +64,8 @@ def load(text: str, folders: Sequence[pathlib.Path] = ()) -> MetricsFunction:
             installed packages.
 
     Raises:
-        ConfigurationError: The module cannot be imported, or does not have the function.
+        ConfigurationError: The module that --on_metrics names cannot be imported, or does not have
+            the function.
     """
     check(text, folders)
     name, _, function_name = text.partition(":")
@@ -92,7 +94,7 @@ class MetricsHook:
     Args:
         text: Name of the user function, for log messages.
         function: Function that takes a record: a dict of plain values with the key ``kind``.
-        about: Entries that describe the run and are added to every record.
+        about: Entries that describe the run, which are added to every record.
     """
 
     def __init__(self, text: str, function: MetricsFunction, about: Mapping[str, Any]) -> None:
@@ -103,7 +105,9 @@ class MetricsHook:
         self._thread.start()
 
     def put(self, record: Mapping[str, Any]) -> None:
-        """Queue a record for the user function without blocking. Only one thread may call this."""
+        """Queue a record for the user function without blocking. Only one thread may queue records
+        for the user function.
+        """
         if self._waiting.full():
             with contextlib.suppress(queue.Empty):
                 self._waiting.get_nowait()
@@ -146,7 +150,7 @@ class MetricsHook:
 
 
 def _look_in(folders: Sequence[pathlib.Path]) -> None:
-    """Append the working directory and the folders to the module search path."""
+    """Append the working directory and the given folders to the module search path."""
     for folder in (pathlib.Path.cwd(), *folders):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))

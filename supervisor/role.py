@@ -1,6 +1,7 @@
 """The Supervisor role: follows a run through shard 0, evaluates the model and writes the records.
 
-Training continues if the Supervisor dies. A restarted Supervisor appends to the existing records.
+The training of a run continues if the Supervisor dies. A restarted Supervisor appends to the
+existing records of the run.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class WatchedModel:
 
 
 def main(run: Run) -> int:
-    """Follow the run until it has ended; return the exit code.
+    """Follow the training run until it has ended; return the exit code.
 
     Raises:
         ConfigurationError: A flag, the data set or the records in the run directory are invalid.
@@ -114,9 +115,9 @@ class _Watcher:
     """Supervisor process that follows one run.
 
     Args:
-        run: Settings of the run.
+        run: Settings of the training run.
         model: Model to evaluate; None to follow shard 0 only and evaluate nothing.
-        recorder: Recorder of the run.
+        recorder: Object that writes the records of the run.
     """
 
     def __init__(self, run: Run, model: WatchedModel | None, recorder: Recorder) -> None:
@@ -150,7 +151,9 @@ class _Watcher:
         return self._fetcher is None and not sys.stdout.isatty()
 
     def watch(self) -> int:
-        """Connect, evaluate until the run ends and write the records; return the exit code."""
+        """Connect to the shards, evaluate until the run ends, write the records; return the exit
+        code.
+        """
         port = open_port(self.run, "supervisor-0", self._instruments)
         with handle_signals(self._interrupt):
             try:
@@ -195,7 +198,7 @@ class _Watcher:
         self.run_id = welcome.run_id  # sent in the Hello of the next connection
 
     def _offer_evaluator(self, why_not: str) -> None:
-        """Report to shard 0 the evaluator's state; an empty ``why_not`` means that it can run."""
+        """Report the evaluator's state to shard 0; an empty ``why_not`` means that it can run."""
         evaluator = self.script_evaluator
         self._is_known_alive = evaluator is not None and evaluator.is_alive
         offer = pb.Evaluator(available=not why_not, message=why_not, starting=self._is_known_alive)
@@ -241,7 +244,9 @@ class _Watcher:
             self.interrupted.wait(0.1)
 
     def _show(self, status: run_status.RunStatus) -> None:
-        """Show a new status on the dashboard and record it, each at a separate interval."""
+        """Show a new status of the run on the dashboard and record it, at two separate
+        intervals.
+        """
         now = time.monotonic()
         if status is self._shown:
             return
@@ -260,7 +265,9 @@ class _Watcher:
             self.recorder.rounds(*self.rounds.get())
 
     def _tend_evaluator(self) -> None:
-        """Run the evaluator while fits have validation data; record its evaluations."""
+        """Run the evaluator process while calls of fit have validation data; record its
+        evaluations.
+        """
         evaluator, shard = self.script_evaluator, self.shards[0]
         if evaluator is None:
             return
@@ -280,8 +287,8 @@ class _Watcher:
     def _has_trained(self) -> bool:
         """Return True if an update was applied after this Supervisor connected.
 
-        A script reports validation data before the first step of its fit. So scripts that train
-        without that report need no evaluator.
+        A script reports that its fit has validation data before the first step of the fit. If
+        scripts train without a report of validation data, the run needs no evaluator.
         """
         status = self.shards[0].status
         if status is None:
@@ -313,8 +320,8 @@ class _Watcher:
     def _record_final_of_script(self) -> None:
         """Record a script's last evaluation as final if it evaluated the run's final model.
 
-        An evaluator process evaluates the final model separately. A script evaluates only during
-        its fit.
+        An evaluator process evaluates the run's final model in a separate evaluation. A worker's
+        script evaluates the model only during its call of fit.
         """
         status = self.shards[0].status
         if status is None or self._of_script is None:
@@ -374,7 +381,9 @@ class _Watcher:
         return True
 
     def _evaluate(self, status: run_status.RunStatus, final: bool = False) -> int:
-        """Evaluate the pulled model; return its version, the status's if the pull failed."""
+        """Evaluate the model pulled from the shards; return its version, or the status's version if
+        the pull failed.
+        """
         view = None if self._fetcher is None else self._fetcher.fetch(self.shards)
         if view is None:
             logging.warning(
@@ -416,9 +425,10 @@ class _Watcher:
         return EXIT_OF_STOP.get(cause, EXIT_DONE)
 
     def _await_last_reports(self) -> None:
-        """Wait until shard 0 has ended the run and sent the workers' last status; show it.
+        """Wait until shard 0 has ended the run and sent the workers' last status; show this status.
 
-        If only this Supervisor was interrupted, the run does not end and the wait times out.
+        If only the Supervisor was interrupted, the run does not end and the wait for the last
+        status times out.
         """
         patience = _END_SECONDS + (DRAIN_SECONDS if self.interrupted.is_set() else 0.0)
         deadline = time.monotonic() + patience

@@ -1,11 +1,12 @@
-"""Evaluator process of a script's run: a child of the Supervisor that evaluates and never trains.
+"""Evaluator process of a script's run: a child process of the Supervisor, which never trains.
 
-The evaluator runs the user's script. The Supervisor starts the evaluator together with the workers,
-because the script may clear a folder in its first lines, which must happen before training starts.
-The Supervisor ends the evaluator if the scripts train without validation data, and starts it again
-when a fit has validation data. A watchdog ends the evaluator when the Supervisor ends for any
-reason. An evaluator that a signal killed is started again a limited number of times; shard 0 then
-repeats the unanswered evaluation requests. The output goes to the run directory's logs.
+The evaluator process runs the user's training script, without training. The Supervisor starts the
+evaluator together with the workers, because the user's script may clear a folder in its first
+lines, which must happen before training starts. The Supervisor ends the evaluator if the scripts
+train without validation data, and starts it again when a fit has validation data. A watchdog ends
+the evaluator when the Supervisor ends for any reason. The Supervisor restarts an evaluator that a
+signal killed a limited number of times; shard 0 then repeats the unanswered evaluation requests.
+The Supervisor writes the evaluator's output to the logs in the run directory.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class ScriptEvaluator:
     """Starts, watches and ends the evaluator process of a script's run.
 
     Args:
-        run: Settings of the run. Its directory records the script that `thinwire run` started.
+        run: Settings of the training run, whose directory records the script that `thinwire run`
+            started.
         clock: Function that returns monotonic time in seconds.
     """
 
@@ -110,7 +112,7 @@ class ScriptEvaluator:
 
     @property
     def is_alive(self) -> bool:
-        """True if the evaluator process runs."""
+        """True if the evaluator process runs now."""
         process = self._process
         return (
             self._state is _EvaluatorState.STARTED
@@ -164,7 +166,7 @@ class ScriptEvaluator:
         logging.info("started the evaluator; output: %s", self._output)
 
     def tend(self) -> str:
-        """Restart the evaluator after a pause if a signal killed it; call this regularly.
+        """Restart the evaluator after a pause if a signal killed it; to be called regularly.
 
         Returns:
             Error message in the first call after the evaluator has ended for good; an empty string
@@ -209,7 +211,7 @@ class ScriptEvaluator:
         self._end_output()
 
     def _follow(self, process: subprocess.Popen[bytes], copy: OutputFile) -> None:
-        """Copy the evaluator's output to the file; keep the last bytes for error messages."""
+        """Copy the evaluator's output to its log file; store the last bytes for error messages."""
         with process.stdout or io.BytesIO() as stream:
             while output := os.read(stream.fileno(), _MOST_OUTPUT_BYTES):
                 self._last_output = (self._last_output + output)[-_MOST_OUTPUT_BYTES:]
@@ -228,7 +230,7 @@ class ScriptEvaluator:
         self._copy = self._reader = None
 
     def _last_line(self) -> str:
-        """Return the evaluator's last output line, the exception if it ended with a traceback."""
+        """Return the evaluator's last output line, which names the exception after a traceback."""
         self._end_output()
         text = self._last_output.decode(errors="replace")
         lines: Sequence[str] = [line for line in text.splitlines() if line.strip()]
@@ -241,7 +243,7 @@ def _is_of_signal(code: int) -> bool:
 
 
 def _package() -> pathlib.Path:
-    """Return the folder of the thinwire package, found without importing its launcher."""
+    """Return the folder of the package thinwire without importing its launcher."""
     spec = importlib.util.find_spec("thinwire")
     if spec is None or spec.origin is None:  # impossible: this module belongs to the package
         raise ModuleNotFoundError("thinwire")

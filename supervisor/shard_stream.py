@@ -1,4 +1,4 @@
-"""The Supervisor's stream to one shard."""
+"""The Supervisor's gRPC stream to one shard."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def open_streams(
     """Connect to every shard in order and return the streams.
 
     Args:
-        diallers: Dialler of every shard.
+        diallers: For every shard, the object that connects to it.
         patience_seconds: Time limit for the connection to one shard, in seconds.
-        rounds: Queue that receives the batches of the workers' measured rounds.
+        rounds: Queue that receives the batches of the workers' measured training rounds.
         on_welcome: Function called with each shard's Welcome, before the next shard is dialed.
 
     Raises:
@@ -53,17 +53,17 @@ class ShardStream:
     """The Supervisor's stream to one shard, read by a separate thread.
 
     Args:
-        session: Accepted session with the shard.
-        rounds: Queue that receives the batches of measured rounds.
+        session: Session with the shard, which the shard has accepted.
+        rounds: Queue that receives the batches of the workers' measured training rounds.
 
     Attributes:
         evaluated: Queue of evaluations that the evaluator or a script reported, as they arrive.
-        validates: True if a script has begun a fit with validation data.
-        replies: Queue of the shard's answers to pulls: (reply, payload). None means that the shard
-            rejected a pull or that the stream ended.
+        validates: True if a worker's script has begun a call of fit with validation data.
+        replies: Queue of the shard's answers to pulls, as (reply, payload). None means that the
+            shard rejected a pull or that the stream ended.
         status: Newest status of the run; None before the first status.
         halt_cause: Reason why the run ended; empty while the run continues.
-        lost: Event that is set after the stream has ended.
+        lost: Event that is set after the stream from the shard has ended.
     """
 
     def __init__(self, session: ClientSession, rounds: Batches) -> None:

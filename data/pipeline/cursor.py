@@ -1,7 +1,8 @@
 """The endless sequence of one worker's batches, with a position that can be saved.
 
-`uniforms` computes the random numbers of an example directly from its place in the sequence, so
-that a resumed worker augments images exactly like an uninterrupted worker.
+The function `uniforms` computes the random numbers of an example directly from its place in the
+worker's sequence of examples, so that a resumed worker augments images exactly like an
+uninterrupted worker.
 """
 
 from __future__ import annotations
@@ -19,24 +20,27 @@ _PURPOSE = 0x6175676D656E74  # part of the random key that no other use of the s
 class Cursor:
     """Returns batches of a worker's shard endlessly, in a new random order each epoch.
 
-    The order of an epoch is computed from (seed, epoch), so two integers are enough to save a
-    position. A batch may span the border of two epochs: every batch is full, and each example
-    occurs once in an epoch. With ``whole_epochs``, the last batch of an epoch holds the remaining
-    examples of the epoch and may be smaller.
+    The random order of an epoch is computed from (seed, epoch), so two integers are enough to save
+    a position. A batch of the cursor may span the border of two epochs, so every batch is full, and
+    each example occurs once in an epoch. With ``whole_epochs``, the last batch of an epoch holds
+    the remaining examples of the epoch and may be smaller.
 
     Args:
-        indices: [n] positions of the shard's examples in the training set.
-        batch_size: Number of examples in one batch, 1..n.
+        indices: Positions of the shard's examples in the training set, [n].
+        batch_size: Number of examples in one batch, from 1 to the size of the shard.
         seed: Seed of the random orders; must differ between workers.
-        shuffle: True for a new random order each epoch; False for the order of ``indices``.
-        digest: Checksum of the shard; `restore` rejects a state with another digest.
+        shuffle: True for a new random order of examples in each epoch; False for the order of
+            ``indices``.
+        digest: Checksum of the shard's positions; `restore` rejects a saved state with another
+            digest.
         whole_epochs: True if no batch may span the border of two epochs.
 
     Attributes:
-        seed: Seed of the random orders.
+        seed: Seed of the random orders of examples.
 
     Raises:
-        ConfigurationError: Without ``whole_epochs``, ``batch_size`` is not in 1..n.
+        ConfigurationError: Without ``whole_epochs``, ``batch_size`` is not between 1 and the size
+            of the shard.
 
     >>> cursor = Cursor(np.arange(4), batch_size=3, seed=1)
     >>> sorted(np.concatenate([cursor.next() for _ in range(4)]).tolist())
@@ -65,9 +69,9 @@ class Cursor:
         self._order = self._order_of(0)  # [n] int64, positions in the order of the current epoch
 
     def next(self) -> NDArray[np.int64]:
-        """Return the positions of the next batch: [batch_size] int64, a copy for the caller.
+        """Return the positions of the next batch's examples: [batch_size] int64, a copy.
 
-        With ``whole_epochs`` the last batch of an epoch may be smaller.
+        With ``whole_epochs``, the last batch of an epoch may be smaller than ``batch_size``.
         """
         stop = self._position + self._batch_size
         batch = self._order[self._position : stop].copy()
@@ -91,11 +95,13 @@ class Cursor:
         return self._epoch * len(self._indices) + self._position
 
     def fork(self) -> Cursor:
-        """Return an independent cursor at the same position."""
+        """Return an independent copy of the cursor at its present position."""
         return copy.copy(self)  # the copies share arrays: a cursor never changes an array in place
 
     def state(self) -> dict[str, int]:
-        """Return the epoch, the position in the epoch, and the settings that define the order."""
+        """Return the cursor's epoch, its position in the epoch, and the settings that define the
+        order.
+        """
         return {
             "epoch": self._epoch,
             "position": self._position,
@@ -106,10 +112,11 @@ class Cursor:
         }
 
     def restore(self, state: dict[str, int]) -> None:
-        """Continue from a saved state; its batch size may differ from this cursor's.
+        """Continue from a saved state of a cursor, whose batch size may differ.
 
         Raises:
-            ConfigurationError: The state has another seed, shard or ``shuffle``, or is damaged.
+            ConfigurationError: The saved state has another seed, shard or ``shuffle`` than this
+                cursor, or is damaged.
         """
         current = self.state()
         for name in ("seed", "shard_size", "shard_digest", "shuffle"):
@@ -139,9 +146,9 @@ def check_batch_size(batch_size: int, shard_size: int, partition: str = "") -> N
     """Raise an error for a batch size that is larger than the shard, or below 1.
 
     Args:
-        batch_size: Number of examples in a batch.
-        shard_size: Number of examples in the shard.
-        partition: Value of --partition for the message; empty for none.
+        batch_size: Number of examples in a mini-batch.
+        shard_size: Number of examples in the worker's shard.
+        partition: Value of --partition for the error message; empty to omit it.
 
     Raises:
         ConfigurationError: ``batch_size`` is not in 1..shard_size.
@@ -158,12 +165,14 @@ def check_batch_size(batch_size: int, shard_size: int, partition: str = "") -> N
 def uniforms(seed: int, place: int, count: int, width: int) -> NDArray[np.float64]:
     """Return uniform random numbers for consecutive examples of a cursor's sequence.
 
-    A row depends only on the seed and the example's place, not on the batch that holds the example.
+    The random numbers of an example depend only on the seed and the example's place, not on its
+    batch.
 
     Args:
         seed: Seed of the worker's cursor.
-        place: Place of the first example: the number of earlier examples in the sequence.
-        count: Number of examples.
+        place: Place of the first example, which is the number of earlier examples in the cursor's
+            sequence.
+        count: Number of examples to draw random numbers for.
         width: Number of random numbers per example.
 
     Returns:

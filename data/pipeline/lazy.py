@@ -1,8 +1,8 @@
 """Lazy images: image arrays that compute their values when indexed, to save memory.
 
-A `Lazy` is indexed like an array of float32. Its method `subset` selects images. Its method `feed`
-returns the training images in the order of a worker's cursor. `scale` turns pixels 0..255 into the
-float32 input of a network.
+A `Lazy` object is indexed like a float32 array of images. The method `subset` of a `Lazy` object
+selects images. The method `feed` of a `Lazy` object returns the training images in the order of a
+worker's cursor. The function `scale` turns pixels 0..255 into the float32 input of a network.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ CHANNELS = {
 
 
 def scale(images: NDArray[np.uint8], scaling: str) -> NDArray[np.float32]:
-    """Scale the pixels of images.
+    """Scale the pixels of images for the input of a network.
 
     Args:
-        images: [N, height, width, channels] uint8.
+        images: Images to process, [N, height, width, channels] uint8.
         scaling: "standardize": scale each image to mean 0 and variance 1. The divisor is the
             image's standard deviation, but at least 1/sqrt(number of values in the image), as in
             ``tf.image.per_image_standardization``.
@@ -49,8 +49,8 @@ def scale(images: NDArray[np.uint8], scaling: str) -> NDArray[np.float32]:
         The scaled images, float32, of the same shape.
 
     Raises:
-        ConfigurationError: The scaling is unknown, or needs three channels and the images have
-            another number.
+        ConfigurationError: The scaling is unknown, or needs three channels but the images have
+            another number of channels.
     """
     check_scaling(scaling, images.shape[-1])
     if scaling == "standardize":
@@ -76,7 +76,7 @@ def check_scaling(scaling: str, image_depth: int) -> None:
 
 
 def factor_and_offset(scaling: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the factor and the offset of any scaling except "standardize".
+    """Return the factor and the offset of any scaling of pixels except "standardize".
 
     The scaled value of a pixel is ``pixel * factor + offset``.
 
@@ -106,11 +106,11 @@ def _standardize(images: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 class Lazy:
-    """Base class of images that are not stored in memory in scaled form.
+    """Base class of image sets that are not stored in memory in scaled form.
 
     Attributes:
-        shape: Shape of the images: (N, height, width, channels).
-        dtype: Data type of the indexed images: float32.
+        shape: Shape of the image set: (N, height, width, channels).
+        dtype: Data type of the images when indexed: float32.
     """
 
     dtype = np.dtype(np.float32)
@@ -119,15 +119,15 @@ class Lazy:
         self.shape = shape
 
     def __len__(self) -> int:
-        """Return the number of images."""
+        """Return the number of images in the set."""
         return self.shape[0]
 
     def __getitem__(self, chosen: Chosen) -> Any:
-        """Return images without augmentation, for evaluation: [B, ...] float32."""
+        """Return scaled images without augmentation, for evaluation: [B, ...] float32."""
         raise NotImplementedError
 
     def subset(self, chosen: NDArray[np.int64]) -> Lazy:
-        """Return the images at the positions ``chosen``, in that order."""
+        """Return the images at the positions ``chosen``, in the order of ``chosen``."""
         raise NotImplementedError
 
     def feed(self, cursor: Cursor) -> Feed:
@@ -155,11 +155,11 @@ def feed_of(images: Any, cursor: Cursor) -> Feed:
 
 
 class Augmented(Lazy):
-    """Images in memory as uint8; every training batch is cropped, mirrored and scaled.
+    """Images in memory as uint8, which are cropped, mirrored and scaled for every training batch.
 
     Args:
-        images: [N, height, width, channels] uint8.
-        scaling: One of ``data.SCALINGS``.
+        images: Images to process, [N, height, width, channels] uint8.
+        scaling: Scaling of the pixels, one of ``data.SCALINGS``.
     """
 
     def __init__(self, images: NDArray[np.uint8], scaling: str) -> None:
@@ -167,7 +167,7 @@ class Augmented(Lazy):
         self._images, self._scaling = images, scaling
 
     def __getitem__(self, chosen: Chosen) -> NDArray[np.float32]:
-        """Return scaled images, neither cropped nor mirrored."""
+        """Return scaled images, which are neither cropped nor mirrored."""
         return scale(self._images[chosen], self._scaling)
 
     def subset(self, chosen: NDArray[np.int64]) -> Augmented:
@@ -175,7 +175,9 @@ class Augmented(Lazy):
         return Augmented(self._images[chosen], self._scaling)
 
     def feed(self, cursor: Cursor) -> Feed:
-        """Return a function that crops and mirrors images by their place in the sequence."""
+        """Return a function that crops and mirrors images at random by their place in the cursor's
+        sequence.
+        """
 
         def augmented(chosen: NDArray[np.int64], place: int) -> NDArray[np.float32]:
             draws = uniforms(cursor.seed, place, len(chosen), 3)
@@ -187,11 +189,12 @@ class Augmented(Lazy):
 def crop_flip(images: NDArray[np.uint8], draws: NDArray[np.float64]) -> NDArray[np.uint8]:
     """Shift each image by up to ``PADDING`` pixels in each direction, and mirror half the images.
 
-    The pixels outside the original image are black.
+    In a shifted image, the pixels outside the original image are black.
 
     Args:
-        images: [B, height, width, channels] uint8.
-        draws: [B, 3] float64 in [0, 1): random numbers for the row, the column and the mirroring.
+        images: Images of a batch, [B, height, width, channels] uint8.
+        draws: Random numbers of each image for the row, the column and the mirroring, [B, 3]
+            float64 in [0, 1).
 
     Returns:
         The shifted and mirrored images, uint8, [B, height, width, channels].
@@ -211,11 +214,12 @@ def crop_flip(images: NDArray[np.uint8], draws: NDArray[np.float64]) -> NDArray[
 class Repeated(Lazy):
     """A large image set that repeats a few stored images.
 
-    Image i is the stored image ``positions[i] % n``.
+    Image i of the large set is the stored image ``positions[i] % n``.
 
     Args:
-        images: [n, height, width, channels] float32, scaled.
-        positions: [N] int64, number of each image, from which the modulo is taken.
+        images: Stored images, [n, height, width, channels] float32, scaled.
+        positions: Number of each image of the large set, [N] int64, whose modulo n selects a stored
+            image.
     """
 
     def __init__(self, images: NDArray[np.float32], positions: NDArray[np.int64]) -> None:

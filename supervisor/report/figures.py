@@ -1,7 +1,8 @@
 """Pictures of a report, as PNG bytes in a light and a dark theme.
 
-The figures are created without pyplot, so they need no global state and no window, and any thread
-can draw. `split_figure` and `split_csv` show the labels of each worker's part of the training set.
+The pictures of a report are created without pyplot, so they need no global state and no window, and
+any thread can draw. The functions `split_figure` and `split_csv` show the labels of each worker's
+part of the training set.
 """
 
 from __future__ import annotations
@@ -84,24 +85,26 @@ class Quantity:
 
     @classmethod
     def of(cls, metric: str) -> Quantity:
-        """Return label and unit for a metric name; metrics from 0 to 1 are shown in percent."""
+        """Return the label and unit of a metric; metrics from 0 to 1 are shown in percent."""
         words = _plain(metric.replace("_", " ").strip() or metric)
         return cls(f"Test {words}", "%", 0.01) if is_share(metric) else cls(f"Test {words}")
 
     def written(self, value: float) -> str:
-        """Return a value, given in this quantity's unit, as text with the unit."""
+        """Return a metric's value as text with the unit of the metric."""
         return f"{value:.1f} {self.unit}" if self.unit else f"{value:.4g}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """A cost axis: its label and its units as (name, size), smallest first."""
+    """A cost axis of a picture: its label and its units as (name, size), smallest first."""
 
     label: str
     units: tuple[tuple[str, float], ...]
 
     def unit_for(self, largest: float) -> tuple[str, float]:
-        """Return the largest unit in which ``largest`` is 10 or more, or else the smallest unit."""
+        """Return the largest unit in which the value ``largest`` is 10 or more, else the smallest
+        unit.
+        """
         fitting = [unit for unit in self.units if largest >= 10 * unit[1]]
         return fitting[-1] if fitting else self.units[0]
 
@@ -114,8 +117,8 @@ UPDATES = Axis("Updates applied", (("", 1.0),))
 def metric_figure(curves: Sequence[Curve], axis: Axis, quantity: Quantity, theme: Theme) -> bytes:
     """Draw a test metric against a cost, one line per run.
 
-    A single curve is labeled with the last value. For several curves, a legend stands above the
-    axes.
+    A single curve of a metric is labeled with its last value. For several curves of a metric, a
+    legend is above the axes.
     """
     figure, axes = empty_axes(theme, width_inches=5.2, height_inches=3.5)
     logarithmic = _spread([max(curve.costs, default=0) for curve in curves]) > _LOG_SPREAD
@@ -170,10 +173,10 @@ def staleness_figure(staleness: Histogram, theme: Theme) -> bytes:
 
 
 def time_figure(workers: Sequence[Mapping[str, Any]], theme: Theme) -> bytes:
-    """Draw where each worker spent its time, one stacked bar per worker.
+    """Draw how each worker spent its time (computing, waiting and so on), one bar per worker.
 
     Args:
-        workers: Rows of ``workers`` in summary.json, one row per worker.
+        workers: Entries of ``workers`` in summary.json, one row for each worker.
         theme: Colors of the figure.
     """
     figure, axes = empty_axes(theme, 5.2, height_of_bars(len(workers)))
@@ -206,7 +209,7 @@ def stack_bars(
 
     Args:
         axes: Matplotlib axes to draw on.
-        ids: Identifiers of the workers, from the top.
+        ids: Identifiers of the workers, from the top of the figure.
         bars: Parts of the stacked bars: (name, width for every worker, color).
         theme: Colors of the figure.
     """
@@ -256,7 +259,7 @@ def empty_axes(theme: Theme, width_inches: float, height_inches: float) -> tuple
 
 
 def to_png(figure: Any, axes: Any, theme: Theme, note: str = "") -> bytes:
-    """Return the figure as PNG bytes; axes without data show a note."""
+    """Return a matplotlib figure as PNG bytes; axes without data show a note."""
     if note:
         axes.set_axis_off()
         axes.text(0.5, 0.5, note, color=theme.muted, ha="center", va="center", fontsize=11)
@@ -301,7 +304,7 @@ def _scale_logarithmically(axes: Any) -> None:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Return the largest divided by the smallest positive value; 1 without positive values."""
+    """Return the ratio of the largest to the smallest positive value; 1 without positive values."""
     positive = [value for value in values if value > 0]
     return max(positive) / min(positive) if positive else 1.0
 
@@ -309,7 +312,7 @@ def _spread(values: Sequence[float]) -> float:
 def _plain(name: str) -> str:
     """Shorten and escape a run's name, so that matplotlib shows the name literally.
 
-    A ``$`` would start a formula, and a leading underscore would hide the label.
+    In matplotlib, a ``$`` would start a formula, and a leading underscore would hide the label.
     """
     shown = name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
     text = shown.replace("$", r"\$")
@@ -327,8 +330,8 @@ def known_rows(workers: Rows) -> list[Mapping[str, Any]]:
     """Return the rows of the workers that reported the labels of their examples.
 
     Args:
-        workers: Rows of ``workers`` in summary.json. ``labels`` in a row maps each label to the
-            number of examples.
+        workers: Entries of ``workers`` in summary.json, one row for each worker. The ``labels`` of
+            a row map each label to the number of examples.
 
     Raises:
         ValueError: A row's ``labels`` does not map whole numbers to counts.
@@ -342,8 +345,8 @@ def known_rows(workers: Rows) -> list[Mapping[str, Any]]:
 def split_figure(workers: Rows, theme: Theme) -> bytes:
     """Draw the number of examples of each label per worker, one stacked bar per worker.
 
-    If the training set is split evenly, all bars are equal. A bar of few colors is a worker with
-    few labels. A short bar is a worker with few examples.
+    If the training set is split evenly among workers, all bars are equal. A bar of few colors
+    stands for a worker with few labels. A short bar stands for a worker with few examples.
     """
     known = known_rows(workers)
     figure, axes = empty_axes(theme, 5.2, height_of_bars(len(known)))
