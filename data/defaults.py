@@ -40,7 +40,7 @@ def reports_top5(wanted: bool, dataset: str, nb_classes: int | None) -> bool:
     """Return True if evaluations report the top-5 accuracy in addition to the accuracy.
 
     Args:
-        wanted: Value of the flag --top5; None if the flag is not given.
+        wanted: Value of the flag --top5, True to report the top-5 accuracy.
         dataset: Name of the data set; ``REPORTED_WITH_TOP5`` lists the sets with top-5 by default.
         nb_classes: Number of classes of the model; None if only the user's model defines the
             number.

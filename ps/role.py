@@ -77,7 +77,7 @@ from thinwire.runtime.run.signals import handle_signals
 from thinwire.runtime.run.spill import Spill
 from thinwire.runtime.telemetry import run_status
 
-#: Seconds without sent bytes after which an interrupted PS stops waiting for its clients to leave.
+#: Seconds without sent bytes after which an interrupted PS stops waiting for its clients.
 _INTERRUPTED_LINGER_SECONDS = 1.5
 
 
@@ -124,9 +124,9 @@ class ShardInitials:
             saved: Saved files of the shard.
             start_timeout_seconds: Time for which a new run waits for all its workers, in seconds.
         """
-        # A resumed run waits only as long as workers need to reconnect. A later phase (model) of a
-        # script does not wait for all workers: the first worker must join before the scripts of the
-        # other workers continue.
+        # A resumed run waits for its workers only as long as they need to reconnect. A later phase
+        # (model) of a script does not wait for all workers: the first worker must join before the
+        # scripts of the other workers continue.
         run, patience = self.run, start_timeout_seconds
         if saved.phase:
             patience = 0.0
@@ -167,7 +167,7 @@ def build_core(
     membership: Membership
     if initials.leads:
         membership = Coordinator(config.nb_workers, lease_seconds)
-    else:  # only shard 0 decides when workers may proceed
+    else:  # only shard 0 decides when workers may begin the next round
         membership = FollowerMembership(config.nb_workers, lease_seconds)
         rule = rule.without_bound()
     theta = model.weights if is_last else model.weights.copy()
@@ -228,7 +228,8 @@ def _serve(run: Run, own: PsFlags) -> int:
                 "has --model_from=worker; give it another --run_dir, or --overwrite the old run."
             )
         return _serve_offered(run, own, saved)
-    if run.resume and not saved.phase:  # on --resume, workers offer the model of phase 0 again
+    # With --resume, workers offer the model of phase 0 (the script's first model) again.
+    if run.resume and not saved.phase:
         return _serve_offered(run, own, saved)
     if own.preload_keras:
         import_quietly("keras")
@@ -352,9 +353,10 @@ class ShardProcess:
         self.leads = own.id_ps == 0
         self._draws = DrawsFile(run.run_dir)
         self.interrupted = False
-        self.fenced: Fenced | None = None  # set when another process has taken over this shard
-        # Bytes sent to all clients, and the time of their last change in seconds after the run's
-        # end.
+        # Event that is set when another process has taken over this shard.
+        self.fenced: Fenced | None = None
+        # Number of bytes sent to all clients, and the time of the number's last change in seconds
+        # after the run's end.
         self._flowed = (0, 0.0)
         self._hold(model)
         self.saved = saved or SavedShard(run, own.node)
@@ -461,7 +463,7 @@ class ShardProcess:
         """
         if (listening := self.server.server) is not None:
             self.server.queue.put(functools.partial(listening.set_serving, False))
-        self.interrupted = True  # workers that have not joined yet get no reply from now on
+        self.interrupted = True  # from now on, workers that have not joined the run get no reply
         self.server.queue.put(events.Stop("interrupted"))
 
     def _on_fenced(self, error: Fenced) -> None:
@@ -469,7 +471,7 @@ class ShardProcess:
         thread.
         """
         self.fenced = error
-        self.server.queue.put(lambda: None)  # an empty task wakes the writer thread
+        self.server.queue.put(lambda: None)  # a function that does nothing wakes the writer thread
 
     # -- start of the shard -----------------------------------------------------------------
 
@@ -564,7 +566,7 @@ class ShardProcess:
     def _record_draws(self, draws: Sequence[Draw]) -> None:
         try:
             self._draws.record(draws)
-        except OSError as error:  # a full disk must not end the run
+        except OSError as error:  # a full disk must not end the training run
             logging.warning("%s cannot be written: %s", self._draws.path, error)
 
     def _propose(self, found: events.GroupsChanged) -> None:
@@ -577,7 +579,7 @@ class ShardProcess:
             return
         try:
             flags = write_groups(self.run.run_dir, found.groups, found.speeds)
-        except OSError as error:  # a full disk must not end the run
+        except OSError as error:  # a full disk must not end the training run
             logging.error("cannot write the proposed groups: %s", error)
             return
         logging.info("flags for a later run that splits the data by the workers' speed: %s", flags)
@@ -700,8 +702,8 @@ class ShardProcess:
             return False
         if self.leader is not None and leader_client.figures_are_final(self.server):
             self.leader.report_end()
-        # A signal to a following shard (id 1 and up) does not end the run. Its workers continue and
-        # do not leave, so the shard waits for no client.
+        # A signal to a following shard (id 1 and up) does not end the run. The workers of the run
+        # continue and do not leave, so the shard waits for no client.
         if self.interrupted and not self.leads:
             return True
         since = time.monotonic() - (self.core.ended_at or 0.0)

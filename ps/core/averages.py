@@ -75,8 +75,8 @@ class WorkerAverages:
             fresh += values
         fresh /= len(vectors)
         share = min(1.0, len(vectors) / max(1, num_live))
-        # If all live workers push (share 1), the old mean must vanish exactly. The general formula
-        # would leave the rounding error of `mean + (fresh - mean)` in the result.
+        # If all live workers push (share 1), the old mean over the workers must vanish exactly. The
+        # general formula would leave the rounding error of `mean + (fresh - mean)` in the new mean.
         merged = fresh if share == 1 else self._mean + share * (fresh - self._mean)
         # Replies and snapshots hold references to the old array of means, so this array must not
         # change in place.

@@ -59,6 +59,6 @@ class BatchClock:
         before = state["per_batch"]
         if len(state["first"]) == len(self._first):
             self._first = list(state["first"])
-        # A part is 1 / nb_workers of a batch. Without the conversion to the present number of
-        # workers, a resumed run would read its learning rate schedules at a wrong batch.
+        # A part of a batch is 1 / nb_workers. Without the conversion of saved parts to the present
+        # number of workers, a resumed run would read its learning rate schedules at a wrong batch.
         self._parts = [parts * self._per_batch // before for parts in state["parts"]]

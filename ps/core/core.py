@@ -129,7 +129,7 @@ class PsCore:
         """
         before, has_started = self.state_dict(), self._lifecycle.has_started
         version, samples = self.version, self.samples
-        # Replace all attributes of this core object but not the object, because the server, the
+        # Replace all attributes of this core object, not the object itself, because the server, the
         # journal and the status document hold references to the object.
         for name, value in vars(other).items():
             setattr(self, name, value)
@@ -325,8 +325,9 @@ class PsCore:
         member.push_bytes = event.num_bytes
         if event.is_copy and usable is not None:
             self.model.take(event.update)
-        # A push of an accepted step is a retry. Its update must not be applied twice, so the retry
-        # only requests the reply. `_reply` sends nothing while the first push waits for its round.
+        # A push of an accepted step is a retry. The shard must not apply the update of a retry,
+        # which only requests the reply. `_reply` sends nothing while the first push waits for its
+        # round.
         if event.is_copy or event.step <= member.last_step or self._lifecycle.is_over:
             member.open_request(event.step, usable, now)
             return self._reply([event.worker], now)
@@ -395,8 +396,8 @@ class PsCore:
         actions: list[events.Action] = [refusal]
         if self.membership.admits(worker, incarnation):
             actions += self._expel_sender(worker, incarnation, now)
-        # The exception may have interrupted the release of a round. The pushes of that round are
-        # then removed but not applied, and their workers would wait for ever without this reply.
+        # The exception may have interrupted the merge of a round. The pushes of that round are then
+        # removed but not applied, and without this reply, their workers would wait for ever.
         actions += self._reply_to_stuck(now)
         actions += self._settle(now)
         # The exception may have left the core's state half changed. Save this state, so that a
@@ -419,12 +420,12 @@ class PsCore:
         if not self.membership.leads:
             self._scheduler.follow(event.draws)
             # Two shards may have merged different pushes in their rounds. Each shard may then wait
-            # for a worker that waits at the other shard. Releasing the rounds up to the steps that
-            # are over on shard 0 ends this deadlock.
+            # for a worker that waits at the other shard. To end this deadlock, merge the rounds up
+            # to the steps that shard 0 has merged or given up.
             for arrivals in self._scheduler.release_late(event.over):
                 actions += self._release(arrivals, now)
-        # Settle (release complete rounds) even without a change of membership, because a buffered
-        # push may have waited for the number of this epoch.
+        # Release complete rounds even without a change of membership, because a buffered push may
+        # have waited for the number of this epoch.
         return [*actions, *self._settle(now)]
 
     def _on_unreachable(self, event: events.WorkerUnreachable, now: float) -> list[events.Action]:
@@ -565,7 +566,7 @@ class PsCore:
         """Expel a worker; on a shard other than 0, drop its push and report it to shard 0."""
         member = self._members.get(worker)
         if member is not None:
-            member.request = None  # the refusal has answered the worker's request
+            member.request = None  # the refusal has answered the worker's open request
         if self.membership.leads:
             if self._quarantine.is_on:
                 self._quarantine.expel(worker)
@@ -579,8 +580,8 @@ class PsCore:
         stuck = []
         for worker in self._scheduler.live():
             member = self._members[worker]
-            # The synchronization rule has released the push, but the exception occurred before the
-            # model applied the push.
+            # The synchronization rule has returned the push as part of a complete round, but the
+            # exception occurred before the model applied the push.
             if member.submitted and not self._scheduler.has_submitted(worker):
                 member.submitted = []
                 self.counters.reject(refusals.FAULT, worker)
@@ -616,9 +617,9 @@ class PsCore:
         self._planner.left(worker)
         self._follower.left(worker)
         waiting, request = member.waiting, member.request
-        # Cancel a push that was not applied, so that the shard accepts the worker's retry after the
-        # worker has returned. Drop a push that was refused as too large: its refusal was sent and
-        # counted, so the shard must accept no retry of its step.
+        # Cancel a push that was not applied, so that the shard accepts a retry after the worker has
+        # returned. Drop a push that was refused as too large: the refusal was sent and counted, so
+        # the shard must accept no retry of the push's step.
         if waiting is not None and not self._guard.has_refused(worker, waiting.step):
             self.counters.reject("left", worker)
             self._members.cancel_push(worker)
@@ -634,7 +635,8 @@ class PsCore:
         request.
         """
         # An expelled worker may still run, and may already have joined shard 0 again. Without the
-        # notice, the worker would finish a round on shard 0 that this shard has ended without it.
+        # notice, the worker would finish a round on shard 0 that this shard has already ended
+        # without the worker's push.
         returned = {worker for verb, worker in changes if verb == "join"}
         known = {worker: self._members.get(worker) for _, worker in changes}
         silent = [
@@ -696,7 +698,7 @@ class PsCore:
         actions: list[events.Action] = []
         if not self.has_started:
             return actions
-        # Repeat until no round is released and no group changes. A released round can make a
+        # Repeat until no round is merged and no worker group changes. A merged round can make a
         # joining worker live, whose buffered push then completes the next round. A change of the
         # groups can complete rounds of the new groups.
         while True:
@@ -710,7 +712,8 @@ class PsCore:
             announces |= self.membership.leads and (advance.has_drawn or advance.has_entered)
             for arrivals in advance.released:
                 actions += self._release(arrivals, now)
-            # A joining worker whose push is already buffered gets the reply of that push's round.
+            # A joining worker whose push is already buffered gets the reply of the push's round,
+            # not a reply now.
             for worker in advance.proceeding:
                 member = self._members[worker]
                 member.may_proceed = member.buffered is None
@@ -732,16 +735,16 @@ class PsCore:
             if not known or not self._scheduler.is_live(worker):
                 continue
             if self._epoch_fits(push):
-                # A worker has one open request at a time, so the worker has given up any older
-                # submitted push.
+                # A worker has at most one open request (unanswered push or pull), so it has given
+                # up any older submitted push.
                 if member.submitted:
                     self._scheduler.withdraw(worker, member.submitted[-1].step)
                 self._members.promote(worker)
                 self._scheduler.submit(worker, push.step, now)
             else:
                 # The push's group has changed while the push was buffered. Another shard may have
-                # refused the push already and would merge its retry in another round, so this shard
-                # refuses the push too. The worker then sends the push again, or pulls.
+                # refused the push already and would merge a retry of the push in another round, so
+                # this shard refuses the push too. The worker then sends the push again, or pulls.
                 self._members.cancel_push(worker)
                 member.request = None
                 member.may_proceed = self._scheduler.may_proceed(worker)
@@ -752,8 +755,8 @@ class PsCore:
         """Drop a worker's push that waits for its round, because the worker now pulls the model."""
         waiting = self._members[worker].waiting
         # A push that was refused as too large stays, because its round counts the push without its
-        # update. Every accepted push is dropped: its worker may have proceeded after another
-        # shard's reply, and would then take part in different rounds on the two shards.
+        # update. Every accepted push is dropped: the push's worker may have proceeded after another
+        # shard's reply, and would then be in different rounds on the two shards.
         if waiting is None or self._guard.has_refused(worker, waiting.step):
             return
         self.counters.reject("left", worker)
@@ -765,8 +768,9 @@ class PsCore:
         """Record that this shard refused its part of a push; other shards may have accepted
         theirs.
         """
-        # On those shards the push waits for the pushes of its group. The pacer must count the
-        # worker as waiting, else the pacer would let the group take more local steps.
+        # On the shards that accepted the push, the push waits for the pushes of its worker group.
+        # The pacer must count the worker as waiting, else the pacer would let the group take more
+        # local steps.
         self._pacing.pushed(worker)
         if self._scheduler.has_submitted(worker):
             return []
@@ -852,8 +856,8 @@ class PsCore:
         """Reject a round and end the run: the script's rate schedule returns no finite learning
         rate.
         """
-        # The learning rate schedule counts only applied batches. It would return the same rate for
-        # every later round, so no later round could be applied either. The weights stay unchanged.
+        # The learning rate schedule counts only applied batches. The schedule would return the same
+        # rate that is not finite for every later round, so no later round could be applied either.
         for push in pushes:
             self.counters.reject(refusals.NO_RATE, push.worker)
         return self._spend("diverged", now)
@@ -939,8 +943,9 @@ class PsCore:
         longer.
         """
         replies: list[events.Action] = []
-        # Pulls and pushes with equal sharing keys get replies with the same arrays. So the shard
-        # computes and stores one reply for a whole round, instead of one reply for each worker.
+        # Pulls and pushes with equal sharing keys get replies with the same arrays. The shard
+        # therefore computes and stores one reply for a whole round, instead of one reply for each
+        # worker.
         gathered: dict[Hashable, ModelReply] = {}
         for worker in workers:
             member = self._members[worker]

@@ -11,7 +11,7 @@ from thinwire.ops.weighting.base import staleness
 from thinwire.ps.core import events
 from thinwire.runtime.telemetry.run_status import Histogram
 
-#: Staleness Y above which a push has a weight below a tenth, because the weight is 1/Y.
+#: Staleness Y (versions) above which the weight 1/Y of a push is below a tenth.
 _STALE = 10
 #: Largest number of worker groups whose staleness histograms a shard reports. With more groups the
 #: report omits all histograms, which bounds the report's size.
@@ -24,7 +24,7 @@ class GroupTotals:
 
     updates: int = 0
     staleness: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
-    wait_seconds: float = 0.0  # time for which replies were held back, summed over the workers
+    wait_seconds: float = 0.0  # time by which the shard delayed replies, summed over the workers
 
     @property
     def pushes(self) -> int:
@@ -129,7 +129,7 @@ class Counters:
         self.workers: dict[int, WorkerTotals] = {}
         self.groups = GroupCounters()
         self.lost_updates = 0
-        self.num_replies = 0  # number of replies with weights
+        self.num_replies = 0  # number of replies that sent weights to workers
         self._restored_version = 0
         self._lost_before = 0
 
@@ -143,7 +143,8 @@ class Counters:
         totals.pushes += 1
         totals.samples += push.samples
         totals.local_steps += push.local_steps
-        if push.samples and not push.overflow:  # an empty or overflowed push has no loss
+        # A push without examples or with an overflow has no loss.
+        if push.samples and not push.overflow:
             totals.loss = push.loss
 
     def updated(self, group: str) -> None:
@@ -168,8 +169,9 @@ class Counters:
         """Count the updates that a crash of the shard has undone; a worker still holds their
         version.
         """
-        # Several workers may hold versions from before the crash. Their lost updates overlap, so
-        # the count is a maximum over the workers and not a sum.
+        # Several workers may hold weights from before the crash. The updates that these workers
+        # have seen overlap, so the count of lost updates is a maximum over the workers and not a
+        # sum.
         lost = self._lost_before + max(0, seen_version - self._restored_version)
         self.lost_updates = max(self.lost_updates, lost)
 

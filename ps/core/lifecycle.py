@@ -15,7 +15,7 @@ class RunPhase(enum.Enum):
     ENDED in this order, but may skip a phase.
     """
 
-    WAITING = "waiting"  # the shard waits for workers to join
+    WAITING = "waiting"  # the shard waits for the workers to join the run
     RUNNING = "running"
     DRAINING = "draining"  # the run ends when the pushes in flight have arrived
     ENDED = "ended"
@@ -45,14 +45,15 @@ class RunLifecycle:
         self.ended_at: float | None = None
         self.is_spent = False
         self._drain_reason: str | None = None
-        # Time at which the run starts with the workers that have joined by then.
+        # Time at which the run starts even if not all workers have joined.
         self._start_at: float | None = None
         self._drain_until: float | None = None
         self._snapshot_at: float | None = None
         self._snapshot_version = 0
         self._first_exchange_at: float | None = None
         self._last_update_at: float | None = None
-        self._seconds_before = 0.0  # duration of the run before this shard's last restart
+        # Duration of the run, in seconds, before this shard's last restart.
+        self._seconds_before = 0.0
         if not waits_for_start:
             self.start()
 
@@ -230,7 +231,7 @@ class RunLifecycle:
 
     def load_state_dict(self, state: State, soft: bool) -> None:
         """Restore the run's phase, deadlines and duration that `state_dict` returned."""
-        # The durable state (soft is False) restores no stop_reason, because a run that is resumed
+        # The durable (checkpointed) state restores no stop_reason, because a run that is resumed
         # after its end continues.
         if not soft:
             self._seconds_before = state["seconds"]

@@ -21,15 +21,20 @@ class CoreConfig:
     budget: Budget
     schedule: Schedule
     nb_workers: int
-    generation: int = 0  # number of the shard's restarts
-    generations_undone: int = 1  # number of earlier generations that may have lost updates
-    max_seconds: float | None = None  # time limit of the run, from the first pull; None: no limit
-    # Time after which a synchronous run starts with the joined workers, from the first Hello.
+    generation: int = 0  # number of restarts of the shard
+    # Number of earlier generations (restarts) that may have lost updates.
+    generations_undone: int = 1
+    # Time limit of the run in seconds, from the first pull; None without a limit.
+    max_seconds: float | None = None
+    # Time in seconds from the first Hello after which a synchronous run starts with the joined
+    # workers.
     start_timeout_seconds: float = 600.0
     snapshot_interval_seconds: float = 10.0
-    spec: ModelSpec | None = None  # slices of the shard; None: the shard is one slice
+    # Slices of variables that the shard holds; None if the shard is one slice.
+    spec: ModelSpec | None = None
     guards: Guards = dataclasses.field(default_factory=Guards)
-    loss_scale: LossScale | None = None  # the script's loss scale; None: losses are not scaled
+    # Dynamic loss scale of the training script; None if losses are not scaled.
+    loss_scale: LossScale | None = None
     # For each optimizer of a script: number of batches that its learning rate schedule had counted
     # before this phase (model) of the script.
     first_batches: tuple[int, ...] = ()
@@ -38,17 +43,19 @@ class CoreConfig:
 class MemberPhase(enum.Enum):
     """State of a worker's newest push on a shard: absent, buffered, or submitted to its round."""
 
-    COMPUTING = "computing"  # no push of the worker waits on this shard
-    BUFFERED = "buffered"  # the push waits until its worker is live, or until its epoch arrives
-    SUBMITTED = "submitted"  # the push waits until its round is complete
+    COMPUTING = "computing"  # no push of the worker waits on the shard
+    # The worker's push waits until the worker is live, or until the push's epoch arrives.
+    BUFFERED = "buffered"
+    SUBMITTED = "submitted"  # the worker's push waits until its round is complete
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenRequest:
     """A pull or push of a worker that the shard has not answered."""
 
-    step: int  # step number of the push; 0: the request is a pull
-    base_version: int | None  # version of the worker's weights; None: a reply must send all weights
+    step: int  # step number of the worker's push; 0 if the request is a pull
+    # Version of the worker's weights; None if the reply must send all weights.
+    base_version: int | None
 
 
 @dataclasses.dataclass
@@ -56,16 +63,20 @@ class Member:
     """The record that a PS shard has of one worker, live or not."""
 
     incarnation: int = 0
-    last_step: int = 0  # worker's newest accepted step; its push may still wait for its round
+    # Newest step of the worker that was accepted; the step's push may still wait for its round.
+    last_step: int = 0
     base_version: int = 0  # version of the weights in the newest reply to the worker
     oldest_base: int = 0  # oldest version at which the worker's next push may have been computed
     push_bytes: int = 0  # coded size of the worker's newest push, in bytes
-    buffered: events.Push | None = None  # push that arrived before its worker or epoch was known
-    # Pushes that wait until their round is complete.
+    # Push that arrived before its worker was live or its epoch was known.
+    buffered: events.Push | None = None
+    # Pushes of the worker that wait until their rounds are complete.
     submitted: list[events.Push] = dataclasses.field(default_factory=list)
-    request: OpenRequest | None = None  # unanswered request; None: the worker awaits no reply
+    # Unanswered request of the worker; None if the worker awaits no reply.
+    request: OpenRequest | None = None
     may_proceed: bool = False  # True if the shard may answer the worker's open request
-    requested_at: float = 0.0  # time at which the worker's newest request arrived
+    # Time of the shard's clock at which the worker's newest request arrived.
+    requested_at: float = 0.0
     staleness: int = 0  # staleness of the worker's newest applied push, in versions
 
     @property
@@ -107,8 +118,8 @@ class Member:
         """
         if self.request is None or push.is_copy:
             return False
-        # Answering a late push would close the open request with the old step's number. The worker
-        # would discard that reply and then wait for ever.
+        # A reply to a late push would close the worker's open request with the number of the old
+        # step. The worker would discard the reply and then wait for ever.
         return push.step <= self.last_step and push.step != self.request.step
 
     def buffer(self, push: events.Push) -> None:
@@ -134,7 +145,8 @@ class Member:
         """Any phase -> COMPUTING: remove a worker's waiting push; a retry of its step is
         accepted.
         """
-        # Read applied_step before drop_push(): its value depends on the push that waits.
+        # Read applied_step before drop_push() is called, because its value depends on the push that
+        # waits.
         self.last_step = self.applied_step
         self.drop_push()
 
@@ -163,7 +175,8 @@ class MemberTable:
         self._members: dict[int, Member] = {}
         self._buffered: set[int] = set()  # ids of the workers with a buffered push
         self._oldest_base = 0
-        self._oldest_base_at: int | None = None  # version at which _oldest_base was computed
+        # Version of the model at which _oldest_base was computed.
+        self._oldest_base_at: int | None = None
 
     def __getitem__(self, worker: int) -> Member:
         """Return the record of a worker that has joined before."""
@@ -245,8 +258,8 @@ class MemberTable:
         update. A bound of the oldest version from an earlier update may be too low, never too high,
         because replies only raise the version of a worker's weights.
         """
-        # Computing the minimum over n live workers costs O(n). Computing the minimum once in n/16
-        # updates makes the cost of one update constant.
+        # Computing the minimum of the versions over n live workers costs O(n). If it is computed
+        # only once in n/16 updates, the cost per update is constant.
         computed_at = self._oldest_base_at
         if computed_at is None or version - computed_at >= len(live) // 16:
             bases = (self._members[worker].oldest_base for worker in live)

@@ -22,12 +22,12 @@ from thinwire.ps.core.events import (
 )
 from thinwire.runtime.failure_detector import RtoEstimator
 
-#: A change of membership: ("join" | "leave", worker id).
+#: A change of the run's membership: ("join" | "leave", worker id).
 Change = tuple[str, int]
-#: Length of a lease that never ends, in seconds.
+#: Length in seconds of a worker's lease that never ends.
 NEVER_SECONDS = 1e18
 #: Number of epoch numbers that shard 0 skips at each restart. A restored snapshot may be older than
-#: the membership epochs that the other shards have received. The constant is an upper bound of the
+#: the membership epochs that the other shards have received. The number is an upper bound of the
 #: number of epochs after one snapshot.
 EPOCHS_PER_GENERATION = 1 << 16
 #: Shortest silence after which a worker is suspected, as a share of its lease. A worker is
@@ -39,9 +39,10 @@ _LEAST_SILENCE = 1 / 3
 class IdHolder:
     """A live worker whose id a second process also uses in its Hello message."""
 
-    peer: str  # network address of the live worker that holds the id
+    peer: str  # network address of the live worker that uses the id
     silent_seconds: float = 0.0
-    # Time until the lease of a silent holder of the id ends; 0: the other process must not retry.
+    # Time in seconds until the lease of a silent worker with the id ends; 0 if the other process
+    # must not retry.
     retry_after_seconds: float = 0.0
 
 
@@ -131,7 +132,7 @@ class Lease:
     peer: str
     last_seen: float
     connected: bool = True
-    suspected: bool = False  # True if the worker is silent for longer than its usual pauses
+    suspected: bool = False  # True if the worker is silent for longer than usual
     arrivals: RtoEstimator = dataclasses.field(
         default_factory=lambda: RtoEstimator(NEVER_SECONDS, NEVER_SECONDS)
     )
@@ -162,9 +163,9 @@ class Coordinator:
         self.num_left = 0
         self.num_returned = 0
         self._known: set[int] = set()
-        # Time at which `expire` next scans the leases, at most the earliest end of a lease. A
-        # message only postpones the end of its worker's lease, so `expire` need not scan all leases
-        # at every event.
+        # Time at which `expire` next scans the workers' leases, at most the earliest end of a
+        # lease. A message only postpones the end of its worker's lease, so `expire` need not scan
+        # all leases at every event.
         self._first_end = math.inf
 
     def holder(self, join: Join, now: float) -> IdHolder | None:
@@ -192,7 +193,8 @@ class Coordinator:
             # the old process has sent.
             yield from self._remove(join.worker)
             lease = None
-        if lease is not None:  # the same process reconnects, so the membership does not change
+        # A process that is already a member reconnects, so the membership does not change.
+        if lease is not None:
             lease.peer, lease.connected = join.peer, True
             self.seen(join.worker, now)
             return
@@ -211,16 +213,16 @@ class Coordinator:
             lease.last_seen = now
             lease.arrivals.record_arrival(now)
             if lease.suspected:
-                # The next scan was set to the end of this suspected worker's lease. The worker may
-                # become suspected again before that time.
+                # The next scan of the leases was set to the end of this suspected worker's lease,
+                # but the worker may become suspected again before that time.
                 lease.suspected = False
                 self._look_at(lease.suspect_at)
 
     def observe(self, event: WorkerAlive | WorkerDisconnected | ProcessStalled, now: float) -> None:
         """Renew a worker's lease, mark its stream as broken, or extend all leases after a pause."""
         if isinstance(event, ProcessStalled):
-            # A stopped process receives no messages. If all leases were not extended by the time of
-            # the stop, all leases would seem to have expired, and the shard would expel every
+            # A stopped shard process receives no messages. If the leases were not extended by the
+            # duration of the stop, they would seem to have expired, and the shard would expel every
             # worker.
             for lease in self.leases.values():
                 lease.last_seen = min(now, lease.last_seen + event.seconds)
@@ -232,7 +234,8 @@ class Coordinator:
         if isinstance(event, WorkerAlive):
             self.seen(event.worker, now)
             known.arrivals.record_beat(now)
-        elif known.incarnation == event.incarnation:  # else the stream of an earlier process broke
+        # Otherwise the stream of an earlier process of the worker broke.
+        elif known.incarnation == event.incarnation:
             known.connected = False
 
     def leave(self, worker: int, incarnation: int) -> Iterator[Change]:
@@ -322,8 +325,9 @@ class Coordinator:
             self.epoch, self.leases = state["epoch"], dict(state["leases"])
             self._first_end = state["first_end"]
             return
-        # The other shards may know later epochs than the snapshot, and they ignore an epoch that is
-        # not newer than their own. So the numbers must continue above all epochs ever announced.
+        # The other shards may know later membership epochs than the snapshot, and they ignore an
+        # epoch that is not newer than their own. The numbers must therefore continue above all
+        # epochs ever announced.
         self.epoch = state["epoch"] + EPOCHS_PER_GENERATION
         self.num_left, self.num_returned = state["left"], state["returned"]
         self._known = set(state["known"])
@@ -342,7 +346,7 @@ class IncarnationClaim:
     """The newest Hello of a worker on a following shard (a shard other than shard 0)."""
 
     incarnation: int
-    epoch: int  # membership epoch in shard 0's Welcome to this process; 0: not known
+    epoch: int  # membership epoch in shard 0's Welcome to the worker's process; 0 if unknown
     peer: str  # network address of the worker
 
 
@@ -369,9 +373,11 @@ class FollowerMembership:
         self.num_left = 0
         self.num_returned = 0
         self._live: tuple[int, ...] = ()
-        self._named: dict[int, int] = {}  # live worker -> its incarnation in the newest epoch
+        # Live worker id -> the worker's incarnation in the newest membership epoch.
+        self._named: dict[int, int] = {}
         self._claims: dict[int, IncarnationClaim] = {}
-        # Live worker -> time of its newest message, or of the newest report of its silence.
+        # Live worker id -> time of the worker's newest message, or of the newest report that it is
+        # silent.
         self._last_seen: dict[int, float] = {}
 
     def holder(self, join: Join, now: float) -> IdHolder | None:
@@ -405,7 +411,7 @@ class FollowerMembership:
         """
         if isinstance(event, WorkerAlive):
             self.seen(event.worker, now)
-        elif isinstance(event, ProcessStalled):  # a stopped process receives no messages
+        elif isinstance(event, ProcessStalled):  # a stopped shard process receives no messages
             for worker, when in self._last_seen.items():
                 self._last_seen[worker] = min(now, when + event.seconds)
 
@@ -430,12 +436,13 @@ class FollowerMembership:
 
     def follow(self, epoch: MembershipEpoch, now: float) -> Iterator[Change]:
         """Adopt the live workers that a newer membership epoch of shard 0 announces."""
-        if epoch.number <= self.epoch:  # the epoch was sent again or arrived out of order
+        # The membership epoch was sent again or arrived out of order.
+        if epoch.number <= self.epoch:
             return
         named = dict(zip(epoch.live, epoch.incarnations, strict=False))
         before, after = set(self._live), set(epoch.live)
-        # A worker with a new process leaves and joins. The core then drops the request and all
-        # pushes of the old process.
+        # A worker with a new process leaves and joins again, so that the core drops the request and
+        # all pushes of the old process.
         replaced = {worker for worker in after if self._is_another(worker, named.get(worker, 0))}
         leaving = [*(worker for worker in self._live if worker not in after), *sorted(replaced)]
         new = [worker for worker in epoch.live if worker not in before or worker in replaced]
@@ -496,8 +503,8 @@ class FollowerMembership:
         """Restore the live workers; without a saved soft state, none is live until shard 0's next
         epoch.
         """
-        # The durable epoch number is not restored. Shard 0 announces its present epoch again, and
-        # `follow` must accept that epoch although its number may equal the saved number.
+        # The saved epoch number is not restored, because shard 0 announces its present epoch again,
+        # and `follow` must accept this epoch although its number may equal the saved number.
         if soft:
             self.epoch, self._live = state["epoch"], state["live"]
             self._named, self._claims = dict(state["named"]), dict(state["claims"])

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 #: Key of the working memory in a policy's state. Snapshots omit the working memory.
 _SCRATCH = "scratch"
-#: Names of the counters of replies by kind, and of stored copies of workers' weights.
+#: Names of the down codec's counters: replies by kind, and stored copies of workers' weights.
 _COUNTED = ("copies", "full", "delta", "sparse", "relay", "resyncs", "mismatches")
 
 
@@ -103,7 +103,7 @@ class ShardModel:
         self._backups = BackupWeights()
         self.freezer = Freezer()
         self._counts = dict.fromkeys(_COUNTED, 0)
-        self._seen = theta.view()  # read-only view of the weights theta for the policies
+        self._seen = theta.view()  # read-only view of the shard's weights for the policies
         self._seen.flags.writeable = False
 
     def draw_noise_with(self, secret: bytes) -> None:
@@ -177,8 +177,8 @@ class ShardModel:
         training script has several optimizers, the learning rate is that of the first optimizer.
         """
         rate = self._rate_of(0)
-        # Replies and status documents accept finite numbers only. No optimizer steps with a rate
-        # of 0 from this line, because `has_rate` rejects the round first.
+        # Replies and status documents accept finite numbers only. No optimizer uses the learning
+        # rate 0 of this line, because `has_rate` rejects the round first.
         return rate if math.isfinite(rate) else 0.0
 
     def has_rate(self, arrivals: Sequence[Arrival]) -> bool:
@@ -249,9 +249,9 @@ class ShardModel:
         number = arrivals[0].optimizer
         if rates:
             self._server = self.method.server.set_rate(rates[0], self._server, number)
-        # After an overflow of the gradient no optimizer steps. The release is still a new version,
-        # which holds the scripts' own changes of weights. As in Keras, no learning rate schedule
-        # counts the batch.
+        # After an overflow of the gradient no optimizer steps. The merged round is still a new
+        # version of the weights, with the scripts' own changes of weights. As in Keras, no learning
+        # rate schedule counts the batch.
         if self._scaler.skips(arrivals):
             self.version += 1
             changed = self._take_changes(arrivals, share)
@@ -290,8 +290,9 @@ class ShardModel:
         self.version += 1
         self.clock.count(sum(arrival.batch_parts for arrival in weighed) + empty_parts, number)
         known = own_entries.find(lone, before, self._seen, self.version)
-        # `known` holds the entries that a plain float32 addition reproduces bit for bit. If `known`
-        # lacks a pushed entry, a worker that repeats the round would get other bits than the shard.
+        # `known` contains the entries that a plain float32 addition reproduces bit for bit. If a
+        # pushed entry were not in `known`, a worker that repeats the round would get other bits
+        # than the shard.
         if known is not None and lone is not None and len(known.indices) < len(lone.update.values):
             relayed = None
         if changed is None or len(changed):
@@ -322,8 +323,8 @@ class ShardModel:
             return nothing.indices
         # All scripts of a run make the same change of weights, so the shard must add the change
         # only once in total. The aggregate over a group is weighted with the group's share of all
-        # workers. The shares of all releases add up to 1, both if one release holds all workers
-        # and if each worker has its own release.
+        # workers. The shares of all merged rounds add up to 1, both if one round contains all
+        # workers and if each worker has its own round.
         stepped = [arrival for arrival in arrivals if arrival.samples or arrival.change is not None]
         changes = [arrival.change or nothing for arrival in stepped]
         merged = self.method.aggregate.merge(changes, len(self.theta))
@@ -405,7 +406,7 @@ class ShardModel:
         if not self.method.weighting.needs_copies:
             return
         # If the down codec has no replica (a copy of the worker's weights), the reply makes the
-        # worker's weights equal to theta, so theta is stored as the backup. If it has a replica, no
+        # worker's weights equal to theta, so theta is stored as the backup. With a replica no
         # backup is needed, because the replica holds the worker's weights.
         if self._copy_of(worker, reply.version) is None:
             self._backups.record(worker, reply.version, self.theta)
@@ -625,11 +626,11 @@ class CollectiveShardModel(ShardModel):
         clock: BatchClock | None = None,
     ) -> None:
         """Start the collective model at version 0, with the arguments of ShardModel."""
-        # The workers' own optimizers step. The default server optimizer needs no state on the
+        # The optimizers on the workers step, and the default server optimizer needs no state on the
         # shard.
         idle = dataclasses.replace(method, server=OptimizerUpdate())
         super().__init__(idle, theta, kernels, budget, schedule, spec, loss_scale, clock)
-        self._copied_version = 0  # version of the copied weights in theta
+        self._copied_version = 0  # version of the copied weights in the array theta
 
     def go_on_from(self, version: int, samples: int) -> None:
         """Begin a phase (a further model) of a script, with weights of the given version."""

@@ -20,7 +20,7 @@ class PacingService:
     def __init__(self, pacer: Pacer) -> None:
         self._pacer = pacer if isinstance(pacer, QueryingPacer) else None
         self._records: State = {} if self._pacer is None else self._pacer.init()
-        # Largest number of speed records so far, and the pacer's summary of these records.
+        # Largest number of workers' speed records so far, and the pacer's summary of these records.
         self._last: tuple[int, State] = (0, {})
 
     def report(
@@ -70,8 +70,8 @@ class PacingService:
         if self._pacer is None:
             return
         size = len(self._records["records"])
-        # All workers leave at the end of a run, before the run's summary is written. So store the
-        # pacer's summary of the moment with the most records.
+        # All workers leave at the end of a run, before the run's summary is written. The pacer's
+        # summary is therefore stored when there are the most speed records.
         if size >= self._last[0]:
             self._last = size, self._pacer.summary(self._records)
         self._records = self._pacer.left(worker, self._records)

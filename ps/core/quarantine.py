@@ -18,9 +18,10 @@ class UpdateGuard:
     def __init__(self, guards: Guards) -> None:
         self._policy = guards
         self._sizes = guards.init()
-        # Worker -> L2 norm of its push that waits for its round.
+        # Worker id -> L2 norm of the worker's push that waits for its round.
         self._waiting: dict[int, float] = {}
-        self._refused: dict[int, int] = {}  # worker -> step of its newest push that was too large
+        # Worker id -> step of the worker's newest push that was too large.
+        self._refused: dict[int, int] = {}
 
     def check(self, push: events.Push) -> str | None:
         """Return a message why a push's values are too large; None if the push is accepted."""
@@ -102,13 +103,15 @@ class Quarantine:
 
     def __init__(self, guards: Guards) -> None:
         self._policy = guards
-        self._offences: dict[int, list[float]] = {}  # worker -> times of its recent offences
-        self._terms: dict[int, int] = {}  # worker -> number of its quarantine terms so far
-        self._until: dict[int, float] = {}  # worker -> end of its quarantine term
-        # Reason of refusal -> worker -> number of refused pushes.
+        # Worker id -> times of the worker's recent offences (refused pushes).
+        self._offences: dict[int, list[float]] = {}
+        self._terms: dict[int, int] = {}  # worker id -> number of the worker's quarantines so far
+        # Worker id -> time at which the worker's quarantine ends.
+        self._until: dict[int, float] = {}
+        # Reason of refusal -> worker id -> number of refused pushes.
         self._counts: dict[str, collections.Counter[int]] = {}
-        self._seconds = 0.0  # present time of the quarantine's clock
-        # Time of the shard's clock at which the quarantine's clock was 0; None: not started.
+        self._seconds = 0.0  # present time of the quarantine's clock, in seconds
+        # Time of the shard's clock at which the quarantine's clock was 0; None before its start.
         self._started: float | None = None
 
     @property

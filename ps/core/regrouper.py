@@ -58,12 +58,16 @@ class RegroupPlanner:
             nb_workers: Number of workers in the run.
         """
         self._auto, self._nb_workers = auto, nb_workers
-        self._replied_at: dict[int, float] = {}  # computing worker -> time of the reply to it
-        self._paces: dict[int, collections.deque[float]] = {}  # worker -> newest seconds per sample
+        # Computing worker's id -> time of the shard's reply to the worker.
+        self._replied_at: dict[int, float] = {}
+        # Worker id -> newest measurements of seconds per example.
+        self._paces: dict[int, collections.deque[float]] = {}
         self._look_at = 0.0  # time of the next comparison of the workers' speeds
-        # Newest proposed groups, and number of consecutive comparisons that proposed them.
+        # Newest proposed worker groups, and number of consecutive comparisons of speeds that
+        # proposed them.
         self._proposed: tuple[Groups, int] = ((), 0)
-        self._target: Groups | None = None  # planned groups, formed when no worker computes
+        # Planned worker groups, which are formed when no worker computes.
+        self._target: Groups | None = None
         self.formed: events.GroupAssignment | None = None
         self.num_formed = 0
         self.speeds_found: Mapping[int, float] = {}
@@ -82,8 +86,8 @@ class RegroupPlanner:
 
     def replied(self, worker: int, step: int, now: float) -> None:
         """Start the measurement of a worker's cycle (reply to next push): the shard has replied."""
-        # The cycle after a pull (step 0) is not measured, because it contains the tracing of
-        # TensorFlow functions.
+        # The worker's cycle after a pull (step 0) is not measured, because the worker traces
+        # TensorFlow functions in it.
         if self._auto is not None and step:
             self._replied_at[worker] = now
 
@@ -169,9 +173,9 @@ class RegroupPlanner:
         """Return the worker groups formed before a restart, as groups of membership epoch `epoch`;
         None if no groups were formed.
         """
-        # The other shards accept only groups of a newer membership epoch than their own. All
-        # workers join again after a restart, so no push for the old groups is awaited (`after` is
-        # {}).
+        # The other shards accept worker groups only from a newer membership epoch than their own.
+        # All workers join again after a restart, so the shards await no push for the old groups
+        # (`after` is {}).
         if self.formed is not None:
             self.formed = events.GroupAssignment(epoch, self.formed.groups, {})
         return self.formed
@@ -220,9 +224,9 @@ class RegroupFollower:
         self.num_formed = 0
         # Worker groups in force on this shard; None: the groups of the run's start.
         self._in_force: Groups | None = None
-        # Announced changes of the groups that this shard has not made yet, oldest first.
+        # Announced changes of the worker groups that this shard has not made yet, oldest first.
         self._awaited: collections.deque[events.GroupAssignment] = collections.deque()
-        # Worker -> step whose push must arrive before this shard can make the oldest announced
+        # Worker id -> step whose push must arrive before this shard can make the oldest announced
         # change of the groups.
         self._waits_for: dict[int, int] = {}
 
@@ -241,8 +245,8 @@ class RegroupFollower:
             current: Worker groups in force on this shard.
         """
         formed = epoch.formed
-        # Every epoch repeats the newest groups of shard 0. Only groups of a later epoch than the
-        # newest known groups are a change.
+        # Every membership epoch repeats the newest worker groups of shard 0. Only groups of a later
+        # epoch than the newest known groups are a change.
         if formed is None or (self.formed is not None and formed.epoch <= self.formed.epoch):
             return
         alone = not self._awaited

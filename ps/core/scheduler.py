@@ -20,8 +20,9 @@ class RoundScheduler:
             generation: Generation of the shard (number of its restarts).
         """
         self._rule = policy.start(generation)
-        self._group_epochs: dict[int, int] = {}  # group -> membership epoch of its last change
-        self._moved_at: float | None = None  # when a push was last submitted or released
+        # Worker group -> membership epoch of the group's last change.
+        self._group_epochs: dict[int, int] = {}
+        self._moved_at: float | None = None  # time at which a push was last submitted or merged
 
     @property
     def groups(self) -> Groups:
@@ -120,7 +121,8 @@ class RoundScheduler:
         """Return whether pushes wait although no push was submitted or merged for a given time."""
         if self._moved_at is None or now - self._moved_at < patience_seconds:
             return False
-        # Restart the timer, so that a lasting stall is reported once in every patience_seconds.
+        # Restart the timer of the stall, so that a lasting stall is reported once in every
+        # patience_seconds.
         self._moved_at = now
         return any(map(self._rule.has_submitted, self._rule.live()))
 

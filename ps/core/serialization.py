@@ -64,9 +64,9 @@ class _Record:
         return self.kind(**{names[in_file]: from_plain(item) for in_file, item in content.items()})
 
 
-#: Every dataclass of an event or of a core's state. A changed name or field makes old journals and
-#: checkpoints unreadable. A change must raise the format numbers in persistence.journal and
-#: persistence.shard_store.
+#: Forms of all dataclasses in events and in a core's state. A changed name or field makes old
+#: journals and checkpoints unreadable, so a change must raise the format numbers in
+#: persistence.journal and persistence.shard_store.
 _RECORDS = (
     _Record("Join", events.Join, "worker incarnation reconnects peer epoch"),
     _Record("Pull", events.Pull, "worker incarnation base_version generation"),

@@ -21,14 +21,14 @@ from thinwire.runtime.persistence.documents import Document
 if TYPE_CHECKING:
     from thinwire.ops.routing.reassembler import ReassembledStep
 
-#: Reasons for which a datagram is dropped although no worker's session is known for it.
+#: Reasons for which a datagram without a known worker session is dropped.
 #: `thinwire.ps.datagrams.receiver` counts datagrams dropped for further reasons.
 BY_THE_KERNEL = "kept out by the kernel"
 EMPTY = "empty"
-#: A following shard (id 1 and up) reports datagram counters of at most this many workers; a longer
-#: list is replaced by its sum.
+#: A following shard (id 1 and up) reports datagram counters of at most this many workers; with more
+#: workers, the report contains only the sum.
 _MOST_WORKERS_LISTED = 200
-_ALL_WORKERS = 0  # key of the sum over all workers; no worker has the id 0
+_ALL_WORKERS = 0  # key of the sum over all workers, because no worker has the id 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from thinwire.ps.core.core import PsCore
 
 #: First bytes of Thinwire's datagrams, and byte offset of the session id in a datagram. The
-#: kernel's filter compares these bytes and the id.
+#: kernel's filter compares the first bytes and the session id.
 _START = MAGIC.to_bytes(4, "little")
 _SESSION_AT = HEADER.fields["session"][1] if HEADER.fields else 0
 
@@ -119,7 +119,7 @@ class DatagramPort:
         filtered, empty = _not_handed_over(udp)
         self._num_filtered, self._num_empty = self._num_filtered + filtered, self._num_empty + empty
         self._udp = None
-        # workers then send Hello again; the next Welcome names no UDP ports
+        # the workers then send Hello again, and the shard's next Welcome names no UDP ports
         self.receiver.end_all_sessions()
 
     def end_sessions(self) -> None:

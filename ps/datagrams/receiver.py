@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32
 
-#: Incarnation that no worker has. The core rejects a push with it, and the worker then sends Hello
-#: again.
+#: Incarnation that no worker's process has. The core rejects a push with this incarnation, and the
+#: worker then sends Hello again.
 _NO_INCARNATION = 0
 
 
@@ -85,7 +85,8 @@ class DatagramReceiver:
         self._deliver, self._refuse, self._wake = deliver, refuse, wake
         self._losses: InjectedLoss | None = None
         self._clock = clock
-        self._lock = threading.RLock()  # reentrant, as `deliver` may call `outcome` or `counts`
+        # The lock is reentrant, as `deliver` may call `outcome` or `counts`.
+        self._lock = threading.RLock()
         self._sessions = Sessions(lambda session: Reassembler(session, sizes, rules), entropy)
         self._dropped: collections.Counter[str] = collections.Counter()
         self.on_closed: Callable[[int, ReassembledStep, ReassemblyCounters], None] | None = None
@@ -201,7 +202,7 @@ class DatagramReceiver:
         counters, now = session.reassembler.counters, self._clock()
         before = counters.num_new
         session.reassembler.feed(data, size, now)
-        # the difference is negative if a step was discarded
+        # the difference of the counts is negative if a step was discarded
         num_useful = max(0, counters.num_new - before)
         self._deliver_closed(session, now)
         return num_useful
@@ -263,10 +264,12 @@ class DatagramReceiver:
         assembled = session.reassembler.find_closed(push.step)
         if assembled is None:
             # If the step is older than the newest complete step, the core has already replied to
-            # that step and handles the repeated push as a duplicate. So the values do not matter.
+            # that step and handles the repeated push as a duplicate. The values of the repeated
+            # push therefore do not matter.
             self._deliver_empty(session.worker, push, contents.aux, push.incarnation)
         elif not push.more:
-            if session.refusal is not None:  # a repeated push gets the rejection of the first push
+            # A repeated push gets the rejection that the first push got.
+            if session.refusal is not None:
                 raise NonFinite(session.refusal)
             session.pending = PendingPush(push, contents.aux, contents.num_bytes, contents.change)
             self._deliver_push(session, assembled)
@@ -324,7 +327,7 @@ class DatagramReceiver:
         """Return the counts of a push's datagrams; None if a newer push of the worker is
         complete.
         """
-        session = self._sessions.of_worker(worker)  # reading one dict entry needs no lock
+        session = self._sessions.of_worker(worker)  # reading one entry of a dict needs no lock
         if session is None or session.closed_step != step:
             return None
         return session.outcome
@@ -378,7 +381,7 @@ def headers_of(data: memoryview, size: int) -> NDArray[np.void]:
     """
     count = len(data) // size if size >= HEADER.itemsize else 0
     if size >= HEADER.itemsize and len(data) - count * size >= HEADER.itemsize:
-        count += 1  # the last datagram is shorter than `size` but has a whole header
+        count += 1  # the last datagram is shorter than `size` bytes but has a whole header
     return np.ndarray((count,), HEADER, data, strides=(size,)) if count else np.empty(0, HEADER)
 
 

@@ -27,10 +27,11 @@ _SESSION_BYTES, _KEY_BYTES = 8, 32
 class PendingPush:
     """The part of a worker's push that has arrived on the gRPC stream, before its completion."""
 
-    push: pb.Push  # newest message of the push
+    push: pb.Push  # newest gRPC message of the push
     aux: Float32 | None
     num_bytes: int  # encoded size of the push's blocks, in bytes
-    # change that the worker's script made to the weights outside its optimizer; None for no change
+    # change that the worker's script made to the weights outside its optimizer; None without a
+    # change
     change: Update | None = None
 
 
@@ -44,13 +45,15 @@ class WorkerReassembly:
     reassembler: Reassembler
     pending: PendingPush | None = None
     closed_step: int = 0  # step of the worker's newest complete push
-    # error text if the newest complete push holds NaN or infinity; else None
+    # error text if the worker's newest complete push holds NaN or infinity; else None
     refusal: str | None = None
-    # counts of the newest complete push's datagrams; None before the first push
+    # datagram counts of the worker's newest complete push; None before the first push
     outcome: pb.DatagramOutcome | None = None
-    bytes_before: int = 0  # bytes received in datagrams until the newest push was complete
-    late_before: int = 0  # late datagrams received until the newest push was complete
-    was_member: bool = False  # True once the worker has been a member of the run
+    # Bytes received in the worker's datagrams until the newest push was complete.
+    bytes_before: int = 0
+    # Number of late datagrams received until the worker's newest push was complete.
+    late_before: int = 0
+    was_member: bool = False  # True if the worker has ever been a member of the run
 
     def add_message(self, push: pb.Push, contents: DecodedPush) -> None:
         """Record one gRPC stream message of a push; a push may consist of several messages."""

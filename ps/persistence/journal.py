@@ -34,19 +34,21 @@ from thinwire.ps.persistence.journal_format import DamagedRecord, EventCoder, Tr
 
 #: Stop reason of a run that ended because a journal could not be written.
 STOP_REASON = "journal_failed"
-#: Size of a journal file, in models, above which the shard saves a snapshot and begins another
-#: file. `LEAST_BYTES` is a second lower bound of this size.
+#: Size of a journal file, as a multiple of the model's size, above which the shard saves a snapshot
+#: and begins another file. `LEAST_BYTES` is a second lower bound of the file's size.
 _MODELS = 4
-#: Size of a journal file, in bytes, up to which its size requires no snapshot. Without this bound
+#: Size of a journal file, in bytes, up to which the shard needs no snapshot. Without this bound,
 #: the shard would save a small model very often.
 LEAST_BYTES = 64 << 20
-#: First bytes of a journal file; the digit is the format's number. Earlier formats: 1 stored
-#: attributes of the core; 2 had draws without steps; 3 had no joiners; in 4 a block spans one slot.
+#: First bytes of a journal file; the digit in them is the number of the file format. Earlier
+#: formats: 1 stored attributes of the core; 2 had draws without steps; 3 had no joiners; in 4 a
+#: block spans one slot.
 _MAGIC = b"TWJRNL6\n"
 _NAME = re.compile(r"journal-(\d{6,})\.bin")
 _MARK_NAME = "reached.bin"
-_VALUES = struct.Struct("<QQ")  # generation of the shard, version of its weights
-_CHECKSUM = struct.Struct("<I")  # CRC-32 of generation and version
+#: Generation (number of restarts) of the shard, version of its weights.
+_VALUES = struct.Struct("<QQ")
+_CHECKSUM = struct.Struct("<I")  # CRC-32 checksum of generation and version
 
 
 class JournalFailed(Exception):
@@ -147,7 +149,7 @@ class Journal:
         self._file: BinaryIO | None = None
         self._place = after or JournalPosition(0, 0)
         self.num_records = 0
-        self.num_bytes = 0  # number of bytes written to all journal files
+        self.num_bytes = 0  # number of bytes written to all journal files so far
 
     @property
     def is_due(self) -> bool:
@@ -340,9 +342,9 @@ class JournaledCore:
         """Write an event to the journal, then call the core with it; end the run if writing
         fails.
         """
-        # The order is an invariant: the event is in the journal before the core changes, and the
-        # version is in the high-water mark before the caller sends the actions. A crash at any
-        # line then loses no acknowledged update without counting the update as lost.
+        # The order of these lines is an invariant: the event is in the journal before the core
+        # changes, and the version is in the high-water mark before the caller sends the actions. A
+        # crash at any line then loses no acknowledged update without counting the update as lost.
         event = self._written(event, now)
         if self.failure is not None and not self._ends:
             self._ends = True

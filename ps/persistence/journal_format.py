@@ -35,7 +35,7 @@ from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
 
 _FRAME = struct.Struct("<II")
 _BODY = struct.Struct("<dB")
-_PUSH = struct.Struct("<III")  # worker id, bytes of the coded update, bytes of the message
+_PUSH = struct.Struct("<III")  # fields: worker id, bytes of the coded update, bytes of the message
 _HEAD, _EVENT, _PUSH_EVENT = 0, 1, 2
 _KINDS = {
     Kind.GRADIENT: pb.UPDATE_KIND_GRADIENT,

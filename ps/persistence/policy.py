@@ -27,7 +27,8 @@ from thinwire.ps.persistence.shard_store import SavedShard
 from thinwire.ps.wire.push_decoder import PushDecoder
 from thinwire.runtime.run.settings import Run
 
-#: Size of a push as a fraction of the model's size, from which --journal=auto writes no journal.
+#: Smallest size of a push, as a fraction of the model's size, at which --journal=auto writes no
+#: journal.
 LARGEST_FRACTION = 0.1
 #: Largest number of model entries that are coded to measure the size of a push.
 _MOST_ENTRIES = 4_000_000

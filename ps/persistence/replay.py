@@ -25,7 +25,7 @@ from thinwire.ps.persistence.journal import JournalPosition
 from thinwire.ps.persistence.journal_format import DamagedRecord, EventCoder, TruncatedRecord
 
 _LARGEST_HEAD_BYTES = 1 << 20
-#: Makes a core that has handled no event: (settings of the core, lease in seconds) -> core.
+#: Function that makes a core without events: (settings of the core, lease in seconds) -> core.
 MakeCore = Callable[[CoreConfig, float], PsCore]
 
 
@@ -90,7 +90,8 @@ class _RecordReader:
     def __init__(self, folder: pathlib.Path, first: int) -> None:
         self._folder = folder
         self.heads: dict[int, _FileHeader] = {}
-        self._broken: dict[int, str] = {}  # number of a file -> why its head cannot be read
+        # Number of a journal file -> why the head of the file cannot be read.
+        self._broken: dict[int, str] = {}
         for number in journal.numbers(folder):
             try:
                 self.heads[number] = _head(folder, number)
@@ -98,7 +99,8 @@ class _RecordReader:
                 continue
             except DamagedRecord as error:
                 self._broken[number] = f"cannot be read ({error})"
-        self.place = JournalPosition(first, 0)  # position at which the last read record ends
+        # Position in the journal at which the last read record ends.
+        self.place = JournalPosition(first, 0)
         self.is_head = False
 
     def records(self) -> Iterator[memoryview]:
@@ -109,9 +111,10 @@ class _RecordReader:
         """
         number = self.place.number
         while True:
-            # Several journal files may continue the same file: after a replay was cut at damage,
-            # the restarted shard began a new file at the cut. Only the newest continuation holds
-            # the acknowledged events. An older continuation holds events that the restart gave up.
+            # Several journal files may continue one file, because after a replay that ended at
+            # damage, the restarted shard began a new file at this position. Only the newest
+            # continuation holds the acknowledged events; an older continuation holds events that
+            # the restart gave up.
             after = {n: head.after for n, head in self.heads.items() if head.after is not None}
             follow = (n for n, place in after.items() if n > number == place.number)
             follows = max(follow, default=None)
@@ -150,7 +153,8 @@ class _RecordReader:
 class _FileHeader:
     """The head of a journal file, which is the file's first record."""
 
-    after: JournalPosition | None  # position in the file that it continues; None: continues none
+    # Position in the journal file that this file continues; None if it continues no file.
+    after: JournalPosition | None
     settings: ReplaySettings
 
     @staticmethod
@@ -201,8 +205,9 @@ def replay(
         make: Function that makes a core from its settings.
         coder: Coder of the shard's events as journal records.
     """
-    # If the core raises on an event, its state may be half changed. The replay therefore starts
-    # again from the snapshot with a new core, and stops before the event that failed.
+    # If the core raises an exception on an event, the core's state may be half changed. The replay
+    # therefore starts again from the snapshot with a new core, and stops before the event that
+    # failed.
     most, damage = None, None
     while True:
         try:
@@ -237,8 +242,8 @@ def _attempt(
     core: PsCore | None = None
     settings, damage, count = None, None, 0
     # The last read (event, time), which the core has not handled yet. `JournaledCore` writes a
-    # `Failed` record behind an event on which the core raised. So the replay lets the core handle
-    # an event only after the next record has shown that the event did not fail.
+    # `Failed` record behind an event on which the core raised an exception. The replay therefore
+    # calls the core with an event only after the next record has shown that the event did not fail.
     newest: tuple[Any, float] | None = None
     try:
         for body in files.records():
@@ -297,9 +302,10 @@ def _core_for(
         return core
     fresh = make(settings.config, settings.lease_seconds)
     if core is None:
-        durable, soft = copy.deepcopy(start)  # a second attempt needs `start` unchanged
+        # A second attempt at the replay needs `start` unchanged.
+        durable, soft = copy.deepcopy(start)
         fresh.load_state_dict(durable)
         fresh.load_state_dict(soft, soft=True)
-    else:  # at this record the shard restarted, from the state that the earlier records lead to
+    else:  # here the shard restarted from the state after the earlier records of the journal
         fresh.load_state_dict(core.state_dict())
     return fresh

@@ -34,10 +34,10 @@ from thinwire.runtime.run.lock import LockOwner
 from thinwire.runtime.run.resuming import OtherRun, first_setting, programs_of, refusal
 from thinwire.runtime.run.settings import SCRIPT_FAILURES, Run, is_finished, limit_of
 
-#: Number of the format of a shard's checkpoint. Increase this number and the number in the
-#: journal's magic with every change of the names or the meaning of the contents. Earlier formats: 1
-#: stored attributes of the core and parts without names; in 2 a block spans one slot; in 3 learning
-#: rate schedules count examples.
+#: Number of the format of a shard's checkpoint. Increase this number, and the format number in the
+#: journal's first bytes, with every change of the names or the meaning of the contents. Earlier
+#: formats: 1 stored attributes of the core and parts without names; in 2 a block spans one slot; in
+#: 3 learning rate schedules count examples.
 FORMAT = 4
 _JOURNALS_OF = "journals.id"
 _NB_PS, _OPTIMIZER = "nb_ps", "server_optimizer"
@@ -113,7 +113,7 @@ class Saver:
 
     def _take(self) -> tuple[int, State] | None:
         """Return the snapshot to write next; None if no snapshot waits, which ends the thread."""
-        # `_is_writing` is cleared under the same lock under which `put` reads it. A snapshot that
+        # The saver clears `_is_writing` under the lock under which `put` reads it. A snapshot that
         # arrives later therefore starts a new thread. Without the lock, that snapshot could wait
         # forever.
         with self._changed:
@@ -139,7 +139,7 @@ class SavedShard:
 
     def __init__(self, run: Run, name: str) -> None:
         self._run = run
-        self._spec = ModelSpec(())  # `check` sets the spec of the run's model
+        self._spec = ModelSpec(())  # the method `check` sets the specification of the run's model
         self._offer: Offer | None = None
         self._name = name
         self.folder = checkpoints_of(run.run_dir, name)
@@ -317,9 +317,9 @@ class SavedShard:
         """Generation (number of restarts) that begins now, higher than all earlier generations of
         the shard.
         """
-        # A skipped checkpoint is damaged, so its generation cannot be read. So one is added for
-        # each skipped checkpoint. If a generation were used twice, the shard would accept a
-        # worker's push for weights that a restart has replaced.
+        # A skipped checkpoint is damaged, so its generation (restart number) cannot be read, and
+        # one is added for each skipped checkpoint. If a generation were used twice, the shard would
+        # accept a worker's push for weights that a restart has replaced.
         before = [self._found["core"]["generation"] if self._found else -1]
         before.append(self._checkpoints.generation_before)
         if self._replayed is not None:

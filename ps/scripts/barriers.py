@@ -39,13 +39,13 @@ OF_FIT = (
     *("left", "left-offered", "left-joined", "loop", "saved"),
 )
 AT_END = OF_FIT.index("end")
-#: Names of the barrier before a script's first step. A script uses the second name if the run has a
-#: Supervisor: then scripts wait for an evaluator that the Supervisor may start without having
-#: reported the start yet.
+#: The two names of the barrier before a script's first step. A script uses the second name if the
+#: run has a Supervisor, because scripts then wait for an evaluator that the Supervisor may start
+#: without having reported the start yet.
 START, START_WITH_SUPERVISOR = STARTS = ("start", "start-with-supervisor")
 _CHANGING = {"begin": 0, "left": 1}
-#: Barrier names that contain the number of a fit. A name without this form sorts after all
-#: barriers.
+#: Pattern of barrier names that contain the number of a call of fit. A name without this form sorts
+#: after all barriers.
 _NAMED = re.compile(rf"fit-(\d{{1,9}})-({'|'.join(OF_FIT)})(?:-(\d{{1,9}}))?")
 _LAST, _FIRST = (math.inf, 0, 0), (0, 0, 0)
 
@@ -102,7 +102,7 @@ class FitStop:
 
     worker: int
     fit: int
-    epochs: int  # number of epochs after which the fit ends; 0 ends the fit immediately
+    epochs: int  # number of epochs after which the call of fit ends; 0 ends it immediately
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,8 +116,8 @@ class ChiefNamed:
 
 
 Outcome = BarrierOpening | ScriptsEnd | FitStop | ChiefNamed
-#: Place of a barrier: number of the fit, index of the barrier in `OF_FIT`, and number of the saved
-#: file.
+#: Sort key of a barrier: number of the call of fit, index of the barrier in `OF_FIT`, and number of
+#: the saved file.
 _Position = tuple[float, int, int]
 
 
@@ -191,7 +191,7 @@ class Barriers:
         # names of the barriers at which a script's model has changed
         self._changes: set[str] = set()
         self.phase = 0
-        # number of a fit -> number of epochs after which the fit ends
+        # number of a call of fit -> number of epochs after which the call ends
         self._stopped: dict[int, int] = {}
         self._chief = 1
         # time at which scripts that have never connected count as absent
@@ -214,7 +214,7 @@ class Barriers:
         if is_new:
             self._scripts[worker] = _Script(incarnation, now)
         outcomes = self._seen(worker, now)
-        # a new incarnation is behind the other scripts: it must end a stopped fit immediately
+        # a restarted script is behind the other scripts and must end a stopped fit immediately
         stops = [
             FitStop(worker, fit, 0 if is_new else epochs)
             for fit, epochs in sorted(self._stopped.items())

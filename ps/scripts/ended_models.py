@@ -15,8 +15,8 @@ from thinwire.ps.core import events
 from thinwire.ps.core.serialization import from_plain, to_plain
 from thinwire.runtime.persistence.checkpoint import CheckpointStore
 
-#: Number of newest ended models that are always stored, and size limit in bytes of all stored
-#: models.
+#: Number of the newest models of ended phases that are always stored, and size limit in bytes of
+#: all stored models.
 _LEAST_MODELS, _MOST_BYTES = 2, 256 << 20
 
 

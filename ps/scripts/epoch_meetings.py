@@ -37,16 +37,17 @@ from thinwire.ps.scripts.barriers import AT_END, position_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Place of a script: number of the fit, number of the epoch, and 0 after the epoch's steps or 1
-#: after its callbacks. The epoch number is -1 before the first epoch ends, and infinite after the
-#: end of the fit.
+#: Place of a script in its training: number of the call of fit, number of the epoch, and 0 after
+#: the epoch's steps or 1 after its callbacks. The epoch number is -1 before the first epoch ends,
+#: and infinite after the end of the fit.
 Place = tuple[float, float, int]
 
-#: Seconds without an update after which a meeting does not wait for a script whose worker waits in
-#: a round. Without this limit that worker and a script at the meeting could wait for each other
-#: forever. The value is longer than the time that one update takes.
+#: Seconds without an update after which a meeting at an epoch's end does not wait for a script
+#: whose worker waits in a round. Without this limit that worker and a script at the meeting could
+#: wait for each other forever. The value is longer than the time that one update takes.
 HELD_SECONDS = 0.5
-#: Number of meeting answers that are stored for late scripts; one answer may have up to 1 MiB.
+#: Number of answers of epoch meetings that are stored for late scripts; one answer may have up to 1
+#: MiB.
 _MOST_ANSWERS = 4
 _NOWHERE: Place = (0, -1, 0)
 
@@ -112,7 +113,7 @@ class EpochMeetings:
         self._present, self._held = present, held
         self._scripts: dict[int, _MeetingScript] = {}
         self._answers: dict[Place, pb.EpochMeeting] = {}
-        # number of a fit -> epochs after which the fit ends early; 0 ends the fit immediately
+        # number of a call of fit -> number of epochs after which it ends early; 0: immediately
         self._ends: dict[int, int] = {}
         self._version, self._moved_at = -1, -math.inf
 
@@ -164,7 +165,7 @@ class EpochMeetings:
         outcomes: list[MeetingOutcome] = []
         if meeting.stops and meeting.fit not in self._ends:
             outcomes.append(self._end(worker, meeting.fit, self._fastest(meeting.fit, worker, now)))
-        # None unless the meeting was answered before this script arrived
+        # None unless the epoch meeting was answered before this script arrived
         answer = self._answers.get(place)
         if answer is None or meeting.after_callbacks:
             answer = self._answer(meeting, list(self._newest(meeting.fit, now)))
@@ -286,7 +287,7 @@ class EpochMeetings:
             in_fit, epoch, stage = (script and script.place) or _NOWHERE
             if script is None or in_fit != fit:
                 continue
-            # stage 1 is after the callbacks, when the next epoch has begun
+            # a script at stage 1 (after its callbacks) has begun the next epoch
             if math.isfinite(epoch):
                 most = max(most, int(epoch) + 1 + (stage if other != worker else 0))
             elif script.newest is not None and script.newest.fit == fit:

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterator, Sequence
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.scripts.barriers import AT_END, position_of
 
-#: Place of a script: number of the fit (from 1) and number of the epoch. The epoch number is -1
-#: before the fit and infinite after the fit.
+#: Place of a script in its training: number of the call of fit (from 1) and number of the epoch.
+#: The epoch number is -1 before the fit and infinite after the fit.
 Position = tuple[float, float]
 
 #: Seconds for which a requested evaluation waits until an evaluator connects.
@@ -38,8 +38,8 @@ ANSWER_SECONDS = 3600.0
 #: not reached the end of the epoch. The leading script's worker may wait in a round for a worker
 #: whose script waits for this evaluation.
 STALL_SECONDS = 5.0
-#: Number of evaluation answers, and number of fits, that are stored for scripts and Supervisors
-#: that connect late.
+#: Number of evaluation results, and number of calls of fit, that are stored for scripts and
+#: Supervisors that connect late.
 _MOST_ANSWERS, _MOST_FITS = 10_000, 1000
 _NOWHERE: Position = (0, -1)
 
@@ -106,18 +106,19 @@ class Evaluations:
         self._fits: dict[int, pb.FitBegun] = {}
         self._histories: dict[int, pb.FitEnded] = {}
         self._answers: dict[tuple[int, int], pb.Evaluated] = {}
-        self._made: list[pb.Evaluated] = []  # results of all evaluations, in order of arrival
-        # (fit, epoch) -> time of the request; holds only requests that have no answer yet.
+        # Results of all evaluations, in the order of their arrival.
+        self._made: list[pb.Evaluated] = []
+        # (fit, epoch) -> time at which scripts requested this evaluation; only unanswered requests.
         self._requested: dict[tuple[int, int], float] = {}
         # (fit, epoch) -> (worker id, incarnation) of the script that must make this evaluation.
         self._appointed: dict[tuple[int, int], tuple[int, int]] = {}
-        # Fit -> first epoch that a worker's script evaluates; holds only fits that scripts
-        # evaluate.
+        # Number of a call of fit -> first epoch that a worker's script evaluates, for the calls
+        # that scripts evaluate.
         self._of_scripts: dict[int, pb.EpochEnded] = {}
-        # stream numbers of the Supervisors that start evaluators
+        # numbers of the streams of Supervisors that start evaluators
         self._supervisors: set[int] = set()
         self._has_evaluator = False
-        self._given_up = ""  # why the Supervisor starts no evaluator; else empty
+        self._given_up = ""  # reason why the Supervisor starts no evaluator; else empty
         # time since which no Supervisor is connected; None while a Supervisor is connected
         self._alone_since: float | None = None
         self._version, self._moved_at = -1, -math.inf

@@ -34,7 +34,7 @@ class FirstEvaluator:
     def __init__(self, lease_seconds: float) -> None:
         self._lease_seconds = lease_seconds
         self._stage = _Stage.UNKNOWN
-        # time at which the first script connected or the Supervisor was lost
+        # time at which the first script connected or the Supervisor's stream was lost
         self._unknown_since = math.inf
 
     def script_came(self, now: float) -> None:

@@ -71,7 +71,7 @@ def model_of_flags(
     from thinwire.data.loading import num_train
     from thinwire.models.flat_model import FlatVariables, SharedModel, has_gpu
 
-    has_gpu(run)  # raises ConfigurationError if --device names a missing GPU
+    has_gpu(run)  # the call raises ConfigurationError if --device names a missing GPU
     shared = shared or SharedModel(run.model, run.seed)
     layouts = run.method.place(shared.spec, run.nb_ps)
     if run.epochs is None:

@@ -44,13 +44,13 @@ from thinwire.runtime.run.settings import Run
 if TYPE_CHECKING:
     from thinwire.proto.security.connection_guard import ConnectionGuard
 
-#: Seconds for which the shard holds the stream of a client that it cannot serve yet. Then the
-#: client must retry, which shows that the client still runs.
+#: Seconds for which the shard holds the stream of a client that it cannot serve yet. After this
+#: time the client must retry, which shows that the client still runs.
 _HELD_SECONDS = 5.0
 #: Shortest time limit, in seconds, for a worker to send its offer or the next chunk of its offer.
 _SILENCE_SECONDS = 10.0
-#: Delay before a client retries, in seconds, sent with REASON_STARTING. The client retries as long
-#: as this PS answers.
+#: Delay in seconds before a client's retry, which the shard sends with REASON_STARTING. The client
+#: retries as long as the PS answers.
 _RETRY_SECONDS = 0.02
 _LOOK_SECONDS = 0.1
 _LONGEST_MESSAGE = 2000
@@ -112,11 +112,12 @@ class OfferStage:
         self.listening: GrpcServer | None = None
         self.interrupted = False
         self._lock = threading.RLock()
-        self._held: dict[ServerStream, float] = {}  # client's stream -> time since which it is held
+        # Client's stream -> time since which the shard holds the stream.
+        self._held: dict[ServerStream, float] = {}
         self._offering: OfferReader | None = None
-        self._is_taken = False  # True while the main thread has an offer
+        self._is_taken = False  # True while the main thread builds an offered model
         self._has_model = False
-        # identity of shard 0's model, on shards 1 and up; else None
+        # identity of shard 0's model, for shards 1 and up; else None
         self._leader: LeaderModel | None = None
         self._closing = threading.Event()
         self._came: queue.SimpleQueue[ReceivedOffer | Exception] = queue.SimpleQueue()
@@ -192,7 +193,8 @@ class OfferStage:
                     raise NobodyAdmitted(why) from None
                 continue
             if isinstance(item, Exception):
-                if self._closing.is_set():  # `close` has ended the wait for shard 0's model
+                # The method `close` has ended the wait for shard 0's model.
+                if self._closing.is_set():
                     break
                 raise item
             if not item.stream.lost:
@@ -396,7 +398,7 @@ class OfferReader:
         self._stage, self.stream = stage, stream
         self.worker = 0
         self.progress_at = stage.clock()
-        self._bytes = 0  # bytes received since the time `progress_at`
+        self._bytes = 0  # bytes received from the client since the time `progress_at`
         self._offer: Offer | None = None
         self._program: Rows = ()
         # message that the client must send next: "hello" or "offer"; "" if it must send nothing
@@ -498,7 +500,7 @@ class OfferReader:
             logging.info("worker %d is to offer the model", hello.id)
             self._expects = "offer"
             _refuse(self.stream, pb.REASON_NO_MODEL, "this PS has no model yet; offer it.")
-        # a client with num_shards 0 only reads the status
+        # a Supervisor with num_shards 0 only reads the run's status
         elif not hello.num_shards or not stage.hold(self.stream):
             stage.send_away(self.stream, _RETRY_SECONDS if hello.num_shards else 0.0)
             raise _SentAway

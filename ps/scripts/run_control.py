@@ -141,7 +141,7 @@ class RunControl:
                 self._notify(evaluations.answer_of_script(worker, message, now))
             case pb.Evaluated() if message.answers:
                 self._notify(evaluations.know(worker, message, now))
-            # an evaluation that the script made without a request of the shard
+            # an evaluation that the worker's script made without a request of the shard
             case pb.Evaluated():
                 evaluated = pb.Evaluated(versions=[self._version()], metrics=message.metrics)
                 self._notify(evaluations.answer(evaluated, now))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-#: Refusal reasons of nodes that belong to the run. All other reasons concern clients that do not
+#: Reasons for refusing nodes that belong to the run. All other reasons concern clients that do not
 #: belong to the run.
 _OF_NODES = frozenset({"hello", "identity", "token", "offer", "id_range", "id_taken"})
 

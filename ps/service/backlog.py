@@ -15,9 +15,9 @@ MOST_QUEUED_BYTES = 4 << 20
 #: Limit on one client's unanswered requests for the model's weights. A correct client has at most
 #: one unanswered request.
 MOST_QUEUED_REQUESTS = 2
-#: Bytes that are counted for each queued message in addition to the message's content.
+#: Number of bytes that is counted for each queued message in addition to its content.
 _MESSAGE_BYTES = 1 << 10
-_LOOK_SECONDS = 0.2  # interval between checks that the client's stream is still open
+_LOOK_SECONDS = 0.2  # seconds between two checks that the client's stream is still open
 
 
 class Backlog:
@@ -34,7 +34,7 @@ class Backlog:
     ) -> None:
         self._put, self._num_replies = put, num_replies
         self._num_bytes = 0
-        self._num_requests = 0  # replies queued so far plus unanswered requests
+        self._num_requests = 0  # number of replies queued so far plus unanswered requests
         self._handled: threading.Event | None = None
 
     def add(self, num_bytes: int, is_request: bool) -> None:

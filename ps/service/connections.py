@@ -54,7 +54,7 @@ class Connection:
         self.phase: int = hello.phase
         self.takes_requests = hello.role == pb.ROLE_EVALUATOR and incarnation > 0
         self.left = False
-        self.welcomed = False  # True once the core has admitted this worker on this stream
+        self.welcomed = False  # True if the core has admitted the worker on this stream
 
     def send(self, message: pb.ToClient, counted: bool = False) -> None:
         """Queue a message without payload for a client.
@@ -110,8 +110,9 @@ class ReplySender:
         values: Any = update.values if isinstance(update, Update) else None
         if isinstance(values, FrozenArray):
             coded = WholeShard(values.again(), self._layout)
-            # `coded` has its own reader of the frozen array of weights. The reader in `reply` must
-            # be freed, because the array copies changing values once for every reader that exists.
+            # The object `coded` has its own reader of the frozen (copy-on-write) array of weights.
+            # The reader in `reply` must be freed, because the array copies changing values once for
+            # every existing reader.
             reply = dataclasses.replace(reply, update=())
         else:
             coded = coded_update(update, self._layout, self._shared)
@@ -344,8 +345,8 @@ class Observers:
             self._rounds.repeat(newcomer)
         elif status is not None:
             newcomer.send(pb.ToClient(report=pb.Report(document=status)))
-        # An evaluator gets the unanswered evaluation requests first; then the caller sends the halt
-        # message.
+        # An evaluator first gets the unanswered evaluation requests; after that, the caller sends
+        # the message about the run's end.
         if halt is not None and not newcomer.takes_requests:
             newcomer.send(pb.ToClient(halt=halt))
 

@@ -31,7 +31,7 @@ from thinwire.ps.service.connections import Connection
 
 #: Name under which the connection guard counts failures in the writer thread.
 INTERNAL = "internal"
-#: Limit on the characters of an error's text that a refusal quotes.
+#: Limit on the number of characters of an error's text that a refusal quotes.
 _LONGEST_CAUSE = 200
 
 
@@ -50,8 +50,8 @@ class ClientRequest:
     work: Callable[[], None]
 
 
-#: Queue of the writer thread. An item is an event of the core, work for one client, or a callable
-#: for work of the shard.
+#: Queue of the shard's writer thread. An item is an event of the core, work for one client, or a
+#: callable with work of the shard.
 WriterQueue = queue.SimpleQueue[events.Event | ClientRequest | Callable[[], None]]
 
 

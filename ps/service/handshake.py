@@ -28,8 +28,9 @@ class Identity:
     num_shards: int
     generation: int
     fingerprint: list[pb.Setting]
-    model: list[pb.Tensor] | None  # variables of the model; None if a worker must offer the model
-    # settings that must be equal on all shards, in addition to `fingerprint`
+    # Variables of the shard's model; None if a worker must offer the model.
+    model: list[pb.Tensor] | None
+    # settings, in addition to `fingerprint`, that must be equal on all shards
     settings: list[pb.Setting]
     phase: int = 0  # phase (number of the script's current model), as in Hello.phase
 
@@ -91,7 +92,8 @@ def hello_to_leader(mine: Identity, address: str = "") -> pb.Hello:
     )
 
 
-#: Roles of clients that only control the run, and roles that take no part in updates.
+#: Roles of clients that only control the run, and roles of clients that neither send nor apply
+#: updates.
 _CONTROLLERS = (pb.ROLE_SCRIPT, pb.ROLE_EVALUATOR)
 _OBSERVERS = (pb.ROLE_SUPERVISOR, *_CONTROLLERS)
 
@@ -136,7 +138,7 @@ def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
     rows = [row for row in hello.fingerprint if not row.name.startswith(program.PREFIX)]
     if hello.role == pb.ROLE_SHARD:
         expected += mine.settings
-    if mine.model is None:  # only the offer that follows has the remaining rows
+    if mine.model is None:  # only the worker's offer, which follows, has the remaining rows
         rows = rows[: len(expected)]
     difference = _first_of_offers(expected, rows) or messages.first_difference(expected, rows)
     if difference:
@@ -208,8 +210,8 @@ _SPARE_STREAMS = 16
 _STREAMS_OF_OTHERS = 64
 #: Requests that the shard answers with the model or a part of the model.
 REQUESTS = ("pull", "push", "slots")
-#: Limits of emulated links: the limits of the flags. A rate is 0 (no limit) or at least the lowest
-#: rate.
+#: Limits of the values of emulated links, equal to the limits of the flags. A rate is 0 (no limit)
+#: or at least the lowest rate.
 _SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_000.0, 0.95
 
 
@@ -246,7 +248,7 @@ def checked_link(given: pb.EmulatedLink) -> Link:
         Malformed: A value of the link is NaN or outside the limits of the flags.
     """
     link = Link(given.mbps, given.delay_ms, given.loss)
-    # NaN fails every comparison, so the conditions state which values are allowed.
+    # NaN fails every comparison, so the conditions test for values that are allowed.
     fast_enough = link.mbps == 0 or _SLOWEST_MBPS <= link.mbps <= _FASTEST_MBPS
     short_enough = 0 <= link.delay_ms <= _LONGEST_DELAY_MS
     if not (fast_enough and short_enough and 0 <= link.loss <= _HIGHEST_LOSS):

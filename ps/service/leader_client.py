@@ -126,7 +126,8 @@ class LeaderClient:
         self._session: ClientSession | None = None
         self._closing, self._hurry = threading.Event(), threading.Event()
         self._has_reported_end, self._lease_seconds = False, 0.0
-        self._comes_again = False  # True after `begin_phase` has closed the stream to reconnect
+        # True after `begin_phase` has closed the stream to shard 0 in order to reconnect.
+        self._comes_again = False
         limit, arrivals = payload_limit(layout), rhythm()
         self._dialler = Dialler(
             f"shard 0 at {address}",
@@ -151,7 +152,7 @@ class LeaderClient:
         self._session = session
         self._hello.run_id, self._lease_seconds = welcome.run_id, welcome.lease_seconds
         if self._requested_end is not None:
-            # the earlier stream may have lost the request to end the run
+            # the earlier stream to shard 0 may have lost the request to end the run
             self.request_end(self._requested_end)
         return welcome
 
@@ -293,8 +294,8 @@ class LeaderClient:
 
 
 #: Seconds for which shard 0 waits for the last reports of the following shards after the end of the
-#: run. The wait is short because users wait for the end. A shard that reports too late loses the
-#: figures of about one second.
+#: run. The wait is short because users wait for the end. If a shard reports too late, its counters
+#: of about the last second are lost.
 _PATIENCE_SECONDS = 2.0
 
 

@@ -54,13 +54,14 @@ _SCRIPTS_SECONDS = 0.25
 #: Seconds after which one iteration of the writer thread's loop shows that the process was stopped
 #: or got no CPU time.
 _STALL_SECONDS = 1.0
-#: Seconds for which a shard counts as behind its workers' messages after its queue was not empty.
+#: Seconds for which a shard counts as behind its workers' messages after its queue has last been
+#: non-empty.
 _BEHIND_SECONDS = 0.05
 #: Rejection reasons after which a worker gives up a push. The shard then drops the push's late
 #: datagrams.
 _GIVEN_UP = ("OUTLIER", "STALE_GENERATION")
-#: Rejection reason of a push from before a change of the members. The worker repeats the push; this
-#: rejection is normal.
+#: Rejection reason of a push from before a change of the members. Such a rejection is normal, and
+#: the worker repeats the push.
 _OF_ANY_CHANGE = "STALE_EPOCH"
 #: Rejection reasons that the core counts. The connection guard counts all other refusals.
 _COUNTED_BY_CORE = ("NON_FINITE", *_GIVEN_UP)
@@ -116,9 +117,10 @@ class ShardServer:
         self.ended_models = EndedModels()
         self.programs = Programs()
         self.connections = Connections()
-        self.identity: Identity | None = None  # None before the shard can accept a client's Hello
+        # Identity of the shard; None before the shard can accept a client's Hello.
+        self.identity: Identity | None = None
         self.directory = ShardDirectory(1)  # addresses of all shards; filled on shard 0 only
-        # JSON of the run's settings, sent to supervisors and shards in their Welcome message
+        # JSON text of the run's settings in the Welcome message to supervisors and shards
         self.document = "{}"
         # (role, id) of a node -> newest JSON document that the node sent
         self.reports: dict[tuple[int, int], str] = {}
@@ -140,10 +142,10 @@ class ShardServer:
         self.on_draws: Callable[[Sequence[Draw]], None] | None = None
         self.on_unreachable: Callable[[events.WorkersUnreachable], None] | None = None
         self._num_epochs = 0  # number of the newest membership epoch that was logged
-        # worker's incarnation -> connection on which its Hello arrived
+        # worker's incarnation -> connection on which the worker's Hello arrived
         self._welcomes: dict[int, Connection] = {}
-        # Encoded optimizer state that was sent last: ((version, includes weights), document,
-        # arrays).
+        # Encoded optimizer state that was last sent to a script: ((version, includes weights),
+        # document, arrays).
         self._slots: tuple[tuple[int, bool], str, list[memoryview]] | None = None
         self.watch: AdmissionWatch | None = None
         self._due = dict.fromkeys(("status", "beat", "scripts"), time.monotonic())
@@ -282,9 +284,9 @@ class ShardServer:
         """
         phase = connection.phase
         if connection.role != pb.ROLE_EVALUATOR or phase >= self.ended_models.since:
-            # The request is not handled as an event of the core. A failing event means that the
-            # core's state may be inconsistent, but a failure to send the model concerns only this
-            # observer.
+            # The observer's request is not an event of the core, because after an event that fails,
+            # the core's state may be inconsistent, but a failure to send the model concerns only
+            # this observer.
             self._dispatch([events.EvaluationReply(number, self.core.whole())])
         elif (ended := self.ended_models.find(phase)) is not None:
             sender = ReplySender(ended.layout, ended.generation, self._members, None)
@@ -374,7 +376,7 @@ class ShardServer:
             self.datagrams.poll()
         if now >= self._due["scripts"]:
             self.contained.run("look after scripts", self.scripts.tick)
-            latest = now + _SCRIPTS_SECONDS  # a message may set an earlier deadline meanwhile
+            latest = now + _SCRIPTS_SECONDS  # meanwhile, a message may set an earlier deadline
             self._due["scripts"] = min(latest, self.scripts.next_deadline() or latest)
         if self.phases is not None:
             self.contained.run("look after offers", self.phases.tick)
@@ -499,12 +501,14 @@ class ShardServer:
     def _new_epoch(self, action: events.NewEpoch) -> None:
         epoch = action.epoch
         if self.datagrams is not None:
-            # Queued instead of called here: if one batch of actions holds several epochs, the
-            # sessions of workers that have left must end only after all epochs of the batch.
+            # The end of the sessions is queued instead of called here: if one batch of actions
+            # holds several epochs, the sessions of workers that have left must end only after all
+            # epochs of the batch.
             self.queue.put(self.datagrams.end_sessions)
         if self.core.stop_reason is None and epoch.number != self._num_epochs:
             logging.info("epoch %d: live workers %s", epoch.number, list(epoch.live))
-        self._num_epochs = epoch.number  # an action that only adds draws repeats the epoch's number
+        # An action that only adds random draws of workers repeats the epoch's number.
+        self._num_epochs = epoch.number
         if epoch.draws and self.on_draws is not None:
             self.on_draws(epoch.draws)
         self.observers.send_epoch(encode_epoch(epoch, self.core.groups))

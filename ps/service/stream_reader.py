@@ -53,13 +53,13 @@ MAX_DOCUMENT_BYTES = 256 << 10
 #: Limit on the characters of a refusal's message, which may quote a long message of a client.
 _LONGEST_MESSAGE = 2000
 _RENEWALS_PER_LEASE = 10
-#: Limits on the number of barriers in one message of a script, and on the characters of a barrier's
-#: name.
+#: Limits on the number of barriers in one message of a script, and on the length of a barrier's
+#: name in characters.
 _MOST_BARRIERS, _LONGEST_BARRIER = 20_000, 100
-#: Upper limit for the numbers of fits and epochs in a script's messages.
+#: Upper limit for the numbers of calls of fit and of epochs in a script's messages.
 _MOST_COUNTED = 1 << 31
-#: Limits on the metrics and values of one evaluation, and on the characters of a fit's training
-#: history.
+#: Limits on the number of metrics and values of one evaluation, and on the characters of the
+#: training history of one call of fit.
 _MOST_METRICS, _MOST_VALUES, _LONGEST_HISTORY = 1000, 100_000, 900_000
 #: Bytes of one value (float64) of a metric's state.
 _STATE_BYTES = 8
@@ -216,7 +216,8 @@ class StreamReader:
         """Prepare to read a client's `stream` for the shard's `server`."""
         self.server, self.decoder, self.stream = server, decoder, stream
         self.connection: Connection | None = None
-        self.number = 0  # running number of the observer in `Connections`; 0 for a worker
+        # Running number of the observer (such as a supervisor) in `Connections`; 0 for a worker.
+        self.number = 0
         self._offers: OfferingStream | None = None
         self.rate = MessageRate(server.guard.limits)
         self._renewed_at = 0.0
@@ -300,8 +301,8 @@ class StreamReader:
             self._offer(hello, self.server.phases)
             return
         refusal = self._other_program(hello) or check_hello(hello, identity)
-        # A worker whose script is behind the run's phase is not counted as an error: the worker
-        # retries at a later fit.
+        # A worker whose script is behind the run's phase (model) does not count as an error,
+        # because the worker retries at a later call of fit.
         if refusal is not None and refusal[0] == pb.REASON_PHASE:
             self._refuse(*refusal)
             raise _EndOfStream

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from thinwire.ps.service.server import ShardServer
     from thinwire.ps.telemetry.status import StatusReporter
 
-#: Seconds within which all scrapes of the metrics port return the same figures, so that frequent
+#: Seconds within which all scrapes of the metrics port return equal values, so that frequent
 #: scrapes do not load the writer thread.
 _FRESH_SECONDS = 1.0
-#: Seconds for which a scrape waits for the writer thread; then the scrape returns the last figures.
+#: Seconds for which a scrape of the metrics port waits for the writer thread, before it returns the
+#: last values.
 _PATIENCE_SECONDS = 2.0
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from thinwire.ps.service.server import ShardServer
 
 #: Largest size of a status document in a message, in characters. A character takes one byte,
-#: because the JSON is ASCII. The remaining bytes are for the message's other fields.
+#: because the JSON text is ASCII. The remaining bytes of the message are for its other fields.
 _LONGEST_STATUS = MAX_MESSAGE_BYTES - 1024
 
 
@@ -293,7 +293,7 @@ class StatusReporter:
 
     def _reports(self, role: int) -> dict[int, str]:
         """Return client id -> newest status report, for the clients of one role."""
-        # copy the reports, because reader threads write to `reports` meanwhile
+        # copy the reports of nodes, because reader threads write to `reports` meanwhile
         documents = self._server.reports.copy()
         return {number: text for (client, number), text in documents.items() if client == role}
 

@@ -24,10 +24,10 @@ _INTERVAL_SECONDS = 2.0
 class _Reading:
     """Values of a PS shard's counters at one time."""
 
-    at: float  # time of reading, in seconds of the monotonic clock
+    at: float  # time at which the counters were read, in seconds of the monotonic clock
     version: int
     pushes: int
-    staleness: int  # sum of the staleness of the `pushes` pushes, in updates
+    staleness: int  # sum of the staleness of all counted pushes, in updates
     # datagram counters summed over all workers; None if the method sends no datagrams
     datagrams: ReassemblyCounters | None
 
@@ -90,7 +90,7 @@ class PsScalars:
 
     def _read(self, now: float) -> _Reading:
         core = self._core
-        # copy the counts of delays, because the writer thread changes them
+        # copy the counts of delays, because the writer thread changes the counts
         delays = dict(core.counters.staleness)
         weighted = sum(delay * pushes for delay, pushes in delays.items())
         received = self._received()

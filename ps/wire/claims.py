@@ -189,7 +189,7 @@ class ClaimBounds:
 
 
 def _check(name: str, value: float, least: float, most: float, why: str = "") -> None:
-    if not least <= value <= most:  # the comparison also rejects a NaN
+    if not least <= value <= most:  # this comparison also rejects a value that is NaN
         raise Malformed(
             f"{name} {value}: expected {least} to {most}{why}. Install the same Thinwire on all "
             "nodes, and give them the same flags."

@@ -39,7 +39,8 @@ def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
             incarnations differs from the number of workers.
     """
     incarnations: dict[int, int] = {}
-    for group in message.groups:  # incarnation 0: shard 0 does not send the incarnation
+    # Incarnation 0 means that shard 0 does not send the worker's incarnation.
+    for group in message.groups:
         listed = group.incarnations or [0] * len(group.workers)
         if len(listed) != len(group.workers):
             raise Malformed(

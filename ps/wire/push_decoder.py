@@ -114,7 +114,8 @@ class PushDecoder:
         contents = self.read(push, payload)
         coded = None
         if self.keeps_coded:
-            push.ClearField("payload")  # the tuple `coded` holds the payload separately
+            # The tuple `coded` contains the payload separately from the message.
+            push.ClearField("payload")
             coded = push, (payload,)
         return self.whole_event(worker, push, contents, contents.num_bytes, coded)
 
@@ -169,7 +170,8 @@ class PushDecoder:
         blocks = messages.blocks_from_message(push.blocks, payload, self._sizes, parts)
         plain = None
         if self._is_plain(push.blocks):
-            values = np.frombuffer(payload, "<f4")  # `values` is a view of the payload, not a copy
+            # The array `values` is a view of the push's payload, not a copy.
+            values = np.frombuffer(payload, "<f4")
             is_spare = self.spares_updates and values.flags.writeable
             plain = (SpareUpdate if is_spare else Update)(None, values)
         # An update that is the whole shard is not relayed to other workers.
