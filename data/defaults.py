@@ -8,14 +8,15 @@ from __future__ import annotations
 from thinwire.data.choices import AUGMENTATIONS, SCALINGS
 from thinwire.ops.types import ConfigurationError
 
-#: Data set -> its default scaling and augmentation. An unlisted data set has the first
-#: of ``SCALINGS`` and the first of ``AUGMENTATIONS``.
+#: Data set -> its default scaling and augmentation. A data set that is not listed has the first of
+#: ``SCALINGS`` and the first of ``AUGMENTATIONS``.
 DEFAULTS = {
     "cifar10": ("cifar10", "crop_flip"),
     "imagenet": ("imagenet", "resized_crop_flip"),
     "imagenet_synthetic": ("imagenet", "none"),
 }
-#: Data set -> its legal augmentations. An unlisted data set allows the first two ``AUGMENTATIONS``.
+#: Data set -> its legal augmentations. A data set that is not listed permits the first two
+#: ``AUGMENTATIONS``.
 _TAKES = {"imagenet": ("none", "resized_crop_flip"), "imagenet_synthetic": ("none",)}
 #: Data set -> its defaults of --network and --nb_classes. The task defines the defaults for an
 #: unlisted data set.

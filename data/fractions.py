@@ -13,8 +13,8 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.files import read_bounded
 
 Fractions = Sequence[tuple[float, float]]
-#: Largest accepted distance between the end of one range and the start of the next range: one unit
-#: of the sixth digit, because a third is written as 0.333333.
+#: Largest accepted gap between the end of one worker's range and the start of the next worker's
+#: range: one unit of the sixth digit, because users write a third as 0.333333.
 _TOLERANCE = 1.1e-6
 
 

@@ -24,10 +24,10 @@ from thinwire.runtime.run.settings import DataChoice, ModelChoice, Run
 class TrainingShard:
     """Shard of the training set: the examples on which one worker trains."""
 
-    images: NDArray[Any] | lazy.Lazy  # [n, ...] model inputs, without augmentation
-    labels: NDArray[Any]  # [n, ...] labels in the task's form; [n] int32 for classes
+    images: NDArray[Any] | lazy.Lazy  # model inputs of the shard, [n, ...], without augmentation
+    labels: NDArray[Any]  # labels of the shard, [n, ...], in the task's form; [n] int32 for classes
     cursor: Cursor  # order in which the shard's examples 0..n-1 are used
-    label_counts: dict[int, int]  # label -> number of the shard's examples, for reports
+    label_counts: dict[int, int]  # label -> number of examples in the shard, for reports
     feed: lazy.Feed  # function that returns the augmented images of a training batch
     num_train: int = 0  # number of examples in the whole training set
 

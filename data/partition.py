@@ -30,9 +30,10 @@ DIRICHLET_ALPHA = 0.5
 MOST_LABELS = 200
 #: Size limit of a file of positions, in bytes. The positions of 10 million examples fit.
 _MOST_FILE_BYTES = 1 << 27
-#: Number of Dirichlet draws before `_fill_up` moves examples to workers with too few.
+#: Number of Dirichlet draws before `_fill_up` moves examples to workers with too few examples.
 _MOST_DRAWS = 20
-#: Number added to the seed, so that "dirichlet" and "iid" draw different random numbers.
+#: Number added to the seed, so that the partitions "dirichlet" and "iid" draw different random
+#: numbers.
 _STREAM = 2
 
 
@@ -100,9 +101,10 @@ def _draw_table(
     best, least = np.zeros((len(sizes), nb_workers), np.int64), None
     for _ in range(_MOST_DRAWS):
         shares = rng.dirichlet(np.full(nb_workers, alpha), size=len(sizes))
-        # Adjacent workers share one rounded cut, so that rounding neither loses nor doubles an
-        # example. The last cut is exactly the label's size, because the cumulative sum of the
-        # shares may round to slightly less or more than 1.
+        # Adjacent workers share one rounded cut of a label's examples, so that rounding neither
+        # loses nor doubles an example. The last cut is exactly the number of the label's examples,
+        # because the cumulative sum of the workers' shares may round to slightly less or more than
+        # 1.
         cuts = np.rint(np.cumsum(shares, axis=1) * sizes[:, None]).astype(np.int64)
         cuts = np.minimum(cuts, sizes[:, None])
         cuts[:, -1] = sizes
@@ -350,8 +352,8 @@ def _contiguous(
             for worker in range(rule.nb_workers)
         ]
         return [np.arange(file_offsets[run.start], file_offsets[run.stop]) for run in files]
-    # The blocks equal the blocks of ESync's code, which never uses the last N mod n examples (the
-    # tail). Each of the first N mod n workers gets one example of the tail.
+    # The blocks of the n workers are equal to the blocks in ESync's code, which never uses the last
+    # N mod n of N examples. Each of the first N mod n workers gets one of these examples.
     block, num_tail = divmod(len(labels), rule.nb_workers)
     tail = len(labels) - num_tail
     return [

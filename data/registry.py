@@ -27,8 +27,8 @@ from thinwire.data.readers import imagenet, source_text, synthetic
 from thinwire.models.tasks import CLASSIFICATION, TASKS, Task
 from thinwire.ops.types import ConfigurationError
 
-#: Part of imagenet_synthetic -> its number of images, as in ImageNet. Only ``_NUM_DIFFERENT`` of
-#: the images differ; the set repeats these images.
+#: Part of imagenet_synthetic -> its number of images, as in ImageNet. Only ``_NUM_DIFFERENT``
+#: images of the set differ, and the set repeats these images.
 NUM_SYNTHETIC = {"train": 1_281_167, "test": 1_000}
 _NUM_DIFFERENT = 256
 
@@ -52,10 +52,13 @@ class DatasetRequest:
 class DatasetPart:
     """Training or test part of a data set, with inputs scaled for training or evaluation."""
 
-    images: NDArray[Any] | Lazy  # [N, ...] inputs, mostly [N, height, width, channels] float32
-    labels: NDArray[Any]  # [N, ...] labels in the task's form, [N] int32 for classes
-    file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64, first example of each file
-    classes: NDArray[np.int32] | None = None  # [N] int32; None except for autoencoders
+    # Model inputs, [N, ...], mostly images [N, height, width, channels] float32.
+    images: NDArray[Any] | Lazy
+    labels: NDArray[Any]  # labels [N, ...] in the task's form; [N] int32 for classes
+    # Number of the first example of each data file, [files + 1] int64.
+    file_offsets: NDArray[np.int64] | None = None
+    # Classes of the examples, [N] int32; None except for autoencoders.
+    classes: NDArray[np.int32] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +69,16 @@ class Dataset:
     that the task defines.
     """
 
-    train_images: NDArray[Any] | Lazy  # [N, ...], mostly [N, height, width, channels] float32
-    train_labels: NDArray[Any]  # [N, ...] labels: the targets of the loss
-    test_images: NDArray[Any] | Lazy  # [M, ...] inputs, in the form of train_images
-    test_labels: NDArray[Any]  # [M, ...] labels, in the form of train_labels
-    train_file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64; None if unknown
-    train_classes: NDArray[np.int32] | None = None  # [N] int32; None except for autoencoders
+    # Inputs of the training examples, [N, ...], mostly images [N, height, width, channels] float32.
+    train_images: NDArray[Any] | Lazy
+    train_labels: NDArray[Any]  # labels of the training examples, [N, ...], the targets of the loss
+    # Inputs of the test examples, [M, ...], in the form of train_images.
+    test_images: NDArray[Any] | Lazy
+    test_labels: NDArray[Any]  # labels of the test examples, [M, ...], in the form of train_labels
+    # Number of the first training example of each data file, [files + 1] int64; None if unknown.
+    train_file_offsets: NDArray[np.int64] | None = None
+    # Classes of the examples, [N] int32; None except for autoencoders.
+    train_classes: NDArray[np.int32] | None = None
 
     @property
     def classes(self) -> NDArray[Any]:

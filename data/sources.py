@@ -35,9 +35,11 @@ _PREFIXES = {"train": "train", "test": "t10k"}
 class RawPart:
     """Training or test part of a data set in its stored form, without scaled pixels."""
 
-    images: NDArray[Any]  # images [N, height, width, channels] uint8, or tokens [N, ...] int32
-    labels: NDArray[Any]  # [N] int32 classes; for generated data and text, the task's form
-    file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64; None: not AdaComp's layout
+    # Stored images [N, height, width, channels] uint8, or tokens [N, ...] int32.
+    images: NDArray[Any]
+    labels: NDArray[Any]  # classes [N] int32; labels in the task's form for generated data and text
+    # Number of the first example of each file, [files + 1] int64; None except in AdaComp's layout.
+    file_offsets: NDArray[np.int64] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +47,9 @@ class _Source:
     """Folders in which the files of one data set may be found."""
 
     folders: tuple[Path, ...] = ()  # folders in which a system package installs IDX files
-    cache: str | None = None  # folder of IDX files, or .npz, in datasets/ of the Keras cache
-    package: str | None = None  # how to install the system package with the data set
+    # Folder of IDX files, or .npz file, in the folder datasets/ of the Keras cache.
+    cache: str | None = None
+    package: str | None = None  # advice how to install the system package with the data set
 
 
 _SOURCES = {

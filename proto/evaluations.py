@@ -11,7 +11,7 @@ from thinwire.ops.types import ModelSpec, ShardLayout, Slice
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 
-#: Most entries of an array metric that become separate numbered metrics.
+#: Largest number of entries of an array metric that become separate numbered metrics.
 _MOST_ENTRIES = 100
 
 

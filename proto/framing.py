@@ -31,14 +31,15 @@ INLINE_BYTES = 64 << 10
 #: bytes. Up to this size, two more copies cost less than one more message.
 MOST_INLINE_BYTES = 256 << 10
 
-_BULK_TAG = b"\x1a"  # Field 3 of each envelope message: push, reply, part or holding.
+# Field 3 of each envelope message (such as ToServer) is push, reply, part or holding.
+_BULK_TAG = b"\x1a"
 _BULK_BODIES = ("push", "reply", "part", "holding")
-_CHUNK_TAG = b"\x22"  # Field 4 of each envelope message: chunk.
-_DATA_TAG = 0x0A  # Tag of field 1 of Chunk: data.
-_PAYLOAD_TAG = b"\x6a"  # Field 13 of each message with bulk bytes: payload.
-_CHUNK_OVERHEAD = 8  # Two tags of one byte and two lengths of three bytes.
+_CHUNK_TAG = b"\x22"  # Field 4 of each envelope message (such as ToServer) is chunk.
+_DATA_TAG = 0x0A  # Encoded tag of the field data, field 1 of the message Chunk.
+_PAYLOAD_TAG = b"\x6a"  # Field 13 of each message with payload bytes is payload.
+_CHUNK_OVERHEAD = 8  # A chunk's header has two tags of one byte and two lengths of three bytes.
 _NO_BYTES = memoryview(b"")
-#: Most and fewest payload bytes of one chunk.
+#: Largest and smallest number of payload bytes of one chunk.
 MAX_CHUNK_BYTES = MAX_MESSAGE_BYTES - _CHUNK_OVERHEAD
 MIN_CHUNK_BYTES = 16 << 10
 
@@ -47,7 +48,7 @@ BytesLike = bytes | bytearray | memoryview
 Piece = BytesLike | FrozenArray
 Envelope = pb.ToServer | pb.ToClient | peers.ToPeer | peers.FromPeer
 Bulk = pb.Push | pb.Reply | peers.Part | peers.Holding
-#: Messages whose payload always follows as chunks. Offer and Slots are rare.
+#: Messages whose payload always follows as chunks. The messages Offer and Slots are rare.
 Chunked = pb.Offer | pb.Slots
 Message = TypeVar("Message", pb.ToServer, pb.ToClient, peers.ToPeer, peers.FromPeer)
 
@@ -256,7 +257,8 @@ class MessageAssembler(Generic[Message]):
                 f"a frame of {len(data)} bytes holds no known message (fields {numbers}); does the "
                 "other side run another Thinwire version?"
             )
-        if name == "chunk":  # A valid chunk whose encoding differs from that of `Chunk`.
+        # A valid chunk whose encoding differs from the encoding by the class `Chunk`.
+        if name == "chunk":
             return self._continue(memoryview(message.chunk.data))
         if self._header is not None:
             raise Malformed(f"a {name} arrived in the middle of a payload")
@@ -267,7 +269,7 @@ class MessageAssembler(Generic[Message]):
         return message, memoryview(b"")
 
     def _begin(self, message: Message, body: Bulk) -> tuple[Message, memoryview] | None:
-        payload = body.payload  # Each access copies the payload.
+        payload = body.payload  # Each access to the protobuf field copies the payload.
         if not payload:
             return self._expect(message, body.payload_bytes)
         self._check_limit(message, body.payload_bytes)
@@ -288,7 +290,8 @@ class MessageAssembler(Generic[Message]):
         if size == 0:
             return message, memoryview(b"")
         self._header = message
-        self._buffer = self._space(size).data  # Aligned for TensorFlow's zero-copy import.
+        # The memory is aligned for TensorFlow's import without a copy.
+        self._buffer = self._space(size).data
         self._filled = 0
         return None
 
@@ -310,7 +313,7 @@ class MessageAssembler(Generic[Message]):
 
     def _filled_to(self, end: int) -> tuple[Message, memoryview] | None:
         # A large payload leaves this process' memory in steps of at least PIECE_BYTES. Earlier
-        # calls have put away all bytes before `done`.
+        # calls have handled all bytes before the position `done`.
         done = self._filled // PIECE_BYTES * PIECE_BYTES
         self._filled = end
         if end - done >= PIECE_BYTES:

@@ -63,8 +63,8 @@ __all__ = [
 #: Version of the wire protocol, which a client's Hello contains.
 PROTOCOL_VERSION = 2
 
-#: Most entries of one model variable. The limit is far above any real model, and keeps sizes in
-#: bytes far from an integer overflow.
+#: Largest number of entries of one model variable. The limit is far above any real model, and
+#: prevents an integer overflow of sizes in bytes.
 _MAX_ENTRIES = 1 << 40
 _DTYPE_NUMBERS = {
     name: pb.ValueDtype.Value(f"VALUE_DTYPE_{name.upper()}") for name in (*VALUE_DTYPES, *FEW_BITS)
@@ -478,7 +478,8 @@ def manifest_from_message(message: pb.Manifest) -> Manifest:
                 "expected ascending channels from 1 to 7"
             )
         previous = announced.channel
-    if not 0 <= message.k <= 1:  # NaN is rejected too, because NaN fails every comparison.
+    # The condition rejects NaN too, because NaN fails every comparison.
+    if not 0 <= message.k <= 1:
         raise Malformed(f"k = {message.k} in a manifest; expected 0 to 1")
     return Manifest(
         tuple(

@@ -38,14 +38,19 @@ from thinwire.runtime.telemetry.instruments import Instrument, since
 PREFIX = "thinwire_"
 #: Upper bounds of the buckets in a Prometheus histogram of whole numbers.
 BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_MOST_READERS = 8  # Clients served at the same time; one more client displaces one of them.
-_MOST_THREADS = 32  # Threads of all clients, with displaced clients that are about to end.
-_POLL_SECONDS = 0.1  # Seconds between two checks for a stop; `close` waits for one check.
-_REQUEST_SECONDS = 10.0  # Seconds that a whole request may take, with TLS handshake and answer.
+# Largest number of clients that the metrics port serves together; a further client displaces
+# another client.
+_MOST_READERS = 8
+# Largest number of threads, including those of displaced clients that are about to end.
+_MOST_THREADS = 32
+# Seconds between two checks whether the server must stop; `close` waits for one check.
+_POLL_SECONDS = 0.1
+# Seconds that a whole HTTP request may take, including TLS handshake and answer.
+_REQUEST_SECONDS = 10.0
 #: Largest size of the file with the readers' login, and shortest legal password, in bytes.
 _MOST_LOGIN_BYTES, _SHORTEST_PASSWORD_BYTES = 4096, 16
 
-#: Function that returns a node's instruments. Several threads of the port may call it together.
+#: Function that returns a node's instruments (metrics), which several threads may call together.
 Reader = Callable[[], Sequence[Instrument]]
 
 
@@ -189,7 +194,8 @@ def _handler(registry: Any, login: bytes) -> type[Any]:
 def _tls(credentials: Credentials) -> ssl.SSLContext:
     """Return the TLS context of a server with a node's certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # ssl reads certificates only from files. Only this user can read the temporary folder.
+    # Python's ssl module reads certificates only from files. Only this user can read the temporary
+    # folder.
     with tempfile.TemporaryDirectory() as folder:
         certificate, key = pathlib.Path(folder, "certificate"), pathlib.Path(folder, "key")
         certificate.write_bytes(credentials.certificate)
@@ -210,8 +216,9 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     ) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._tls = tls
-        # Duplicates of the readers' sockets. A duplicate stays valid while another thread shuts
-        # the reader down, even if the reader's thread closes its own descriptor at that time.
+        # Duplicates of the sockets of clients that read metrics. A duplicate stays valid while
+        # another thread shuts the reader down, even if the reader's thread closes its own
+        # descriptor at that time.
         self._readers: FairPlaces[socket.socket] = FairPlaces()
         self._lock = threading.Lock()
         self._free_threads = threading.Semaphore(_MOST_THREADS)
@@ -229,7 +236,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 if self._tls is not None:
                     request = self._tls.wrap_socket(request, server_side=True)
                 super().process_request_thread(request, client_address)
-        except OSError:  # The TLS handshake failed. Other errors go to handle_error.
+        except OSError:  # The TLS handshake failed. The method handle_error handles other errors.
             self.shutdown_request(request)
         finally:
             self._free_threads.release()
@@ -258,12 +265,14 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def _end(self, readers: Sequence[socket.socket]) -> None:
         for reader in readers:
-            with contextlib.suppress(OSError):  # The reader has already disconnected.
+            # The client of the metrics port has already disconnected.
+            with contextlib.suppress(OSError):
                 reader.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exception()
-        if isinstance(error, OSError):  # The reader has disconnected, or was too slow.
+        # The client of the metrics port has disconnected, or was too slow.
+        if isinstance(error, OSError):
             logging.log_every_n_seconds(
                 logging.INFO,
                 "metrics: the connection to a reader at %s ended before the answer was sent (%s)",

@@ -58,7 +58,7 @@ def _of_engine() -> dict[str, str]:
         return {}
     try:
         lines = pathlib.Path(path).read_text().splitlines()
-    except OSError:  # The file is missing: no shard has moved yet.
+    except OSError:  # The file of moved shards does not exist, because no shard has moved yet.
         return {}
     return dict(line.split(" ", 1) for line in lines if " " in line)
 
@@ -81,7 +81,8 @@ class ShardDirectory:
     """
 
     def __init__(self, num_shards: int) -> None:
-        self._found = [("", 0)] * (num_shards - 1)  # (address, generation) of each shard from 1.
+        # Address and generation (number of restarts) of each shard from id 1 on.
+        self._found = [("", 0)] * (num_shards - 1)
         self._lock = threading.Lock()
 
     @property

@@ -18,12 +18,12 @@ from thinwire.ops.routing.counters import BLOCK, rows_of
 from thinwire.runtime.telemetry.evaluation import Evaluation
 from thinwire.runtime.telemetry.run_status import RunStatus, WorkerMetrics
 
-_BAR_CELLS = 20  # width of the progress bar in characters, as in Keras
-_RATE_WINDOW = 20  # number of statuses that the rate for the ETA is computed from
+_BAR_CELLS = 20  # width of the progress bar in characters, as in Keras' progress bar
+_RATE_WINDOW = 20  # number of run statuses from which the update rate for the ETA is computed
 _MOST_WORKERS_SHOWN = 32
 #: A metric is shown in scientific notation if its absolute value is outside these bounds.
 _LEAST_PLAIN, _LARGEST_PLAIN = 1e-3, 1e4
-_MOST_METRICS_SHOWN = 4  # limit of the metrics in a progress line, without the loss
+_MOST_METRICS_SHOWN = 4  # largest number of metrics in a progress line, without the loss
 _COLUMNS = ("id", "state", "clock", "lag", "steps/s", "loss", "up", "down", "waited")
 _DATAGRAM_COLUMNS = ("fresh", "fill")
 _STATE_STYLES = {
@@ -70,7 +70,8 @@ class RateMeter:
         """
         now = (status.seconds, status.version)
         if self._seen and (now[1] < self._seen[-1][1] or now[0] < self._seen[-1][0]):
-            # The PS restarted from an older snapshot. A rate across the restart would be negative.
+            # The PS restarted from an older snapshot, so the update rate across the restart would
+            # be negative.
             self._seen.clear()
         if not self._seen or now != self._seen[-1]:
             self._seen.append(now)
@@ -215,18 +216,18 @@ class Dashboard:
         """True if a live table on a terminal shows every status."""
         self._console = console
         self._picture: Any = None  # the rich.live.Live table; None before the first status
-        self._log_level = 0  # log handler's level that close() restores
+        self._log_level = 0  # level of the log handler, which close() restores
         self._meter = RateMeter()
 
     def _start(self) -> Any:
         from rich.live import Live
 
-        # No refresh thread is needed: the table changes only with a new status.
+        # The live table needs no refresh thread, because it changes only with a new status.
         picture = Live(console=self._console, auto_refresh=False)
         picture.start()
         handler = logging.get_absl_handler()
         self._log_level = handler.level
-        # Log lines would break up the live table, so only warnings and errors are logged.
+        # Log lines would break up the live table, so the log shows only warnings and errors.
         handler.setLevel(max(handler.level, standard_logging.WARNING))
         return picture
 

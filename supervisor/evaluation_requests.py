@@ -48,7 +48,8 @@ class EvaluationRequests:
         self._session: ClientSession | None = None
         self._fits: dict[int, pb.FitBegun] = {}
         self._histories: dict[int, str] = {}
-        self._of_scripts: set[int] = set()  # numbers of the fits that a worker's script evaluates
+        # Numbers of the calls of fit that a worker's script evaluates.
+        self._of_scripts: set[int] = set()
         self._open: dict[
             tuple[int, int], None
         ] = {}  # unanswered evaluation requests: (fit, epoch) in order of arrival
@@ -204,8 +205,8 @@ class EvaluationRequests:
                 if ended.by_script:
                     self._of_scripts.add(ended.fit)
                 elif (answer := self._answered.get(place)) is not None:
-                    # A restarted shard repeats its requests. The first answer is sent again, so
-                    # that all workers get the metrics of the same model.
+                    # A restarted shard repeats its evaluation requests. The evaluator sends its
+                    # first answer again, so that all workers get the metrics of one model.
                     session.send_control(pb.ToServer(evaluated=answer))
                 else:
                     self._open[place] = None

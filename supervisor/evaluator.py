@@ -133,7 +133,8 @@ class Evaluator:
             )
             return
         for batch in chosen:
-            # A slice of an array needs no copy, but cannot wrap around to the first example.
+            # A slice of an array needs no copy, but a slice cannot continue with the first example
+            # after the last.
             whole = slice(batch[0], batch[-1] + 1) if batch[0] <= batch[-1] else batch
             yield self._images[whole], self._labels[whole]
 
@@ -173,7 +174,8 @@ def _batch_that_fits(model: Any) -> int:
     try:
         shapes = [layer.output.shape for layer in model.layers]
         num_values = sum(math.prod(shape[1:]) for shape in shapes)
-    except (AttributeError, TypeError):  # subclassed model, several outputs, unknown dimension
+    # The model is subclassed, or has several outputs or an unknown dimension.
+    except (AttributeError, TypeError):
         return _UNKNOWN_MODEL_BATCH
     return int(max(1, _MEMORY_BYTES // (4 * max(1, num_values))))
 
@@ -182,9 +184,10 @@ def _batch_that_fits(model: Any) -> int:
 class ModelView:
     """The weights and moving statistics of the whole model, pulled from all shards."""
 
-    weights: Float32  # [num_parameters] float32 weights of the whole model
-    statistics: Float32 | None  # [m] moving statistics; None if shard 0 does not average them
-    versions: list[int]  # version of each shard, in applied updates
+    weights: Float32  # weights of the whole model, [num_parameters] float32
+    # Moving statistics [m]; None if shard 0 averages no moving statistics.
+    statistics: Float32 | None
+    versions: list[int]  # version (number of applied updates) of each shard's weights
 
 
 class ModelFetcher:
@@ -225,15 +228,15 @@ class ModelFetcher:
         weights = np.empty(self._spec.num_parameters, np.float32)
         versions, statistics = [], None
         for shard in shards:
-            # Empty the queue. If an earlier pull stopped because a shard was silent, a late reply
-            # in the queue would be taken for the answer to this pull.
+            # Empty the queue of replies. If an earlier pull stopped because a shard was silent, a
+            # late reply in the queue would be taken for the answer to the new pull.
             while not shard.replies.empty():
                 if shard.replies.get() is None:
                     return None
             shard.session.send_control(pb.ToServer(pull=pb.Pull(observe=True)))
         for shard, layout in zip(shards, self._layouts, strict=True):
-            # No time limit: a large model takes minutes over a slow link. If the shard is silent,
-            # the stream ends and puts None into the queue.
+            # The pull has no time limit, because a large model takes minutes over a slow link. If
+            # the shard is silent, the stream ends and puts None into the queue.
             answer = shard.replies.get(timeout=None)
             if answer is None:
                 return None

@@ -16,8 +16,8 @@ _IS_FUNCTION = FlagRule(
     lambda text: re.fullmatch(r"[\w.]+:[\w.]+", text) is not None,
     "must name a module and a function of the module: --on_metrics=module:function",
 )
-#: Flags that the evaluator's script does not inherit from the Supervisor: `script_words` sets some
-#: of these flags; the remaining flags keep their defaults.
+#: Flags that the evaluator's script does not inherit from the Supervisor. The function
+#: `script_words` sets some of these flags, and the other flags have their defaults.
 _OWN_OF_EVALUATOR = (
     "type_node",
     "model_from",

@@ -22,10 +22,11 @@ from absl import logging
 from thinwire.ops.types import ConfigurationError
 
 END_KIND = "end"
-#: Limit of the records queued for the user function. If the queue is full, the oldest record is
-#: dropped.
+#: Largest number of records that wait for the user function. If the queue is full, the oldest
+#: record is dropped.
 _MOST_WAITING = 1000
-#: Time that the end of a run waits for the user function to handle the queued records.
+#: Time in seconds for which the end of a run waits until the user function has handled the queued
+#: records.
 _END_SECONDS = 30.0
 
 MetricsFunction = Callable[[dict[str, Any]], object]

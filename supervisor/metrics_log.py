@@ -119,8 +119,8 @@ def status_scalars(status: RunStatus, previous: RunStatus | None) -> dict[str, f
     """
     pushes, wait_seconds = status.pushes, _wait_seconds(status)
     delays, weighted = status.staleness.total, status.staleness.mean * status.staleness.total
-    # A PS that restarted from an older snapshot may count fewer pushes than before. A difference
-    # would be negative, so the totals are used.
+    # A PS that restarted from an older snapshot may count fewer pushes than before. The difference
+    # of the counts would be negative, so the total counts are used.
     if previous is not None and previous.pushes < pushes:
         pushes -= previous.pushes
         wait_seconds -= _wait_seconds(previous)
@@ -222,7 +222,7 @@ class RoundsLog:
         self._files: dict[int, TextIO] = {}
         self._last: dict[
             int, dict[str, int]
-        ] = {}  # worker -> worker's incarnation -> number of the last written round
+        ] = {}  # worker id -> incarnation of the worker -> number of the last written round
 
     def add(self, worker: int, batch: str) -> None:
         """Append a batch of a worker's measured rounds; log and skip an unreadable batch."""
@@ -259,8 +259,8 @@ class RoundsLog:
         last = self._last[worker] = {}
         if path.exists():
             lines, num_bytes = read_lines(path)
-            # A killed writer leaves an incomplete last line. The next round must start on a new
-            # line.
+            # A killed writer leaves an incomplete last line in a file. The next measured round must
+            # start on a new line.
             os.truncate(path, num_bytes)
             for line in lines:
                 number, life = line.get("num_iters"), str(line.get("life", ""))

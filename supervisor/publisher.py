@@ -98,8 +98,8 @@ class Publisher:
                 failure = error
                 logging.error("cannot publish %s: %s", ", ".join(files), error)
             with self._wake:
-                # Files that failed are published with the next call. Newer content of a file
-                # must replace the content that could not be published.
+                # Files that could not be published are published with the next call. Newer content
+                # of a file must replace the content that could not be published.
                 if failure is not None:
                     self._next = files | self._next
                 self._failure, self._busy = failure, False

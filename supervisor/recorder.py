@@ -154,8 +154,9 @@ class Recorder:
             " (final)" if final else "",
         )
         self._copy(METRICS_FILE)
-        # Several evaluations of one version may arrive, each with different metrics. The target is
-        # checked from the second version on, when all metrics of the first version are recorded.
+        # Several evaluations of one model version may arrive, each with different metrics. The
+        # run's target is checked from the second version on, when all metrics of the first version
+        # are recorded.
         if self.evaluations[0].version != evaluation.version:
             self._check_target()
         return evaluation

@@ -57,12 +57,12 @@ from thinwire.supervisor.shard_stream import Batches, ShardStream, open_streams
 if TYPE_CHECKING:
     from thinwire.supervisor.scorer import ModelScorer
 
-_NO_MODEL_BYTES = 1 << 16  # payload limit, in bytes, of a stream that carries no model
+_NO_MODEL_BYTES = 1 << 16  # payload limit, in bytes, of a stream that transfers no model
 _RECORD_SECONDS = 5.0  # seconds between two status lines in metrics.jsonl
 #: Time limit, in seconds, of the wait for the workers' last reports after the run has ended.
 _END_SECONDS = 3.0
-#: Time limit, in seconds, for the evaluation of the final model. A PS waits about as long for
-#: the evaluation.
+#: Time limit, in seconds, for the evaluation of the run's final model. A parameter server waits
+#: about as long for the evaluation.
 _FINAL_SECONDS = 60.0
 
 
@@ -95,7 +95,7 @@ def main(run: Run) -> int:
 
 def _model_of(run: Run) -> tuple[WatchedModel, ModelScorer]:
     """Return the model that the flags name, and its scorer on the whole test set."""
-    # The module loads TensorFlow, so it is imported only if it is needed.
+    # The imported module loads TensorFlow, so it is imported only if it is needed.
     from thinwire.supervisor.scorer import ModelScorer
 
     shared = SharedModel(run.model, run.seed)
@@ -134,16 +134,18 @@ class _Watcher:
         self.shards: list[ShardStream] = []
         self.interrupted = threading.Event()
         self._diallers = [self._dialler(number, limit) for number, limit in enumerate(limits)]
-        # A launcher that reads this process's output shows these lines as the run's progress.
+        # A launcher that reads this process's output shows the printed lines as the run's progress.
         self.dashboard = Dashboard(_write_line) if self._is_followed else Dashboard()
         self.run_id = ""
         self.rounds: Batches = queue.SimpleQueue()
         self.script_evaluator = ScriptEvaluator(run) if run.model_is_offered else None
-        # Metrics and versions of the newest evaluation; None if no script made that evaluation.
+        # Metrics and model versions of the newest evaluation; None if no worker's script made the
+        # newest evaluation.
         self._of_script: tuple[dict[str, float], list[int]] | None = None
-        self._is_known_alive = False  # True if shard 0 assumes a live evaluator
-        self._first_version: int | None = None  # model version in the first status received
-        self._shown: run_status.RunStatus | None = None  # status that the dashboard shows
+        self._is_known_alive = False  # True if shard 0 assumes that an evaluator process runs
+        self._first_version: int | None = None  # version of the model in the first received status
+        # Status of the run that the dashboard shows.
+        self._shown: run_status.RunStatus | None = None
         self._due = {"show": 0.0, "record": 0.0}
 
     @property
@@ -195,7 +197,7 @@ class _Watcher:
             self._offer_evaluator(self.script_evaluator.why_not)
 
     def _note_welcome(self, welcome: pb.Welcome) -> None:
-        self.run_id = welcome.run_id  # sent in the Hello of the next connection
+        self.run_id = welcome.run_id  # the run's id is sent in the Hello of the next connection
 
     def _offer_evaluator(self, why_not: str) -> None:
         """Report the evaluator's state to shard 0; an empty ``why_not`` means that it can run."""
@@ -303,12 +305,13 @@ class _Watcher:
         while shard.status is not None and not shard.evaluated.empty():
             evaluated = shard.evaluated.get()
             versions = list(evaluated.versions)
-            # An evaluation is repeated after a restart of shard 0 or of this Supervisor. The
-            # records keep at most one evaluation per model version, and one final evaluation.
+            # An evaluation is repeated after a restart of shard 0 or of the Supervisor. The records
+            # hold at most one evaluation for each model version, and one final evaluation.
             recorded = [item for item in self.recorder.evaluations if item.versions == versions]
             metrics, is_final = numbers_of(evaluated.metrics), [item.final for item in recorded]
             if not evaluated.fit:
-                # Several functions of the script may evaluate one version, with different metrics.
+                # Several functions of a worker's script may evaluate one model version, with
+                # different metrics.
                 is_final = [False for item in recorded if item.metrics.keys() == metrics.keys()]
             if not evaluated.metrics or any(is_final) or (is_final and not evaluated.final):
                 continue

@@ -37,7 +37,7 @@ def open_streams(
         RequestRejected: A shard rejects this client; all streams are closed.
     """
     # If a later shard rejects this client, the streams to earlier shards must be closed. Otherwise
-    # each failed attempt occupies one more client slot on those shards.
+    # each failed attempt would occupy one more client's place on the earlier shards.
     with contextlib.ExitStack() as opened:
         streams = []
         for dialler in diallers:
@@ -70,7 +70,8 @@ class ShardStream:
         self.session, self._rounds = session, rounds
         self.evaluated: queue.SimpleQueue[pb.Evaluated] = queue.SimpleQueue()
         self.validates = False
-        self.refusal: pb.Refusal | None = None  # None if the shard did not reject
+        # Rejection by the shard; None if the shard did not reject the client.
+        self.refusal: pb.Refusal | None = None
         self.replies: queue.SimpleQueue[tuple[pb.Reply, memoryview] | None] = queue.SimpleQueue()
         self.status: run_status.RunStatus | None = None
         self.halt_cause = ""
@@ -98,7 +99,8 @@ class ShardStream:
                     self.refusal = message.refusal
                     self.replies.put(None)
         except StreamLost as error:
-            if not self.halt_cause:  # normal end: the shard closes the stream after a Halt
+            # A normal end of the run: the shard closes the stream after a Halt message.
+            if not self.halt_cause:
                 logging.info("lost the stream to the PS: %s", error)
         except ValueError as error:
             logging.error("%s sent a status that cannot be read: %s", self.session.address, error)

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from thinwire.ops.types import ConfigurationError
 
-_PURPOSE = 0x6175676D656E74  # part of the random key that no other use of the seed has
+# Part of the random key that distinguishes this use of the seed from all others.
+_PURPOSE = 0x6175676D656E74
 
 
 class Cursor:
@@ -59,14 +60,15 @@ class Cursor:
     ) -> None:
         if not whole_epochs:
             check_batch_size(batch_size, len(indices))
-        self._indices = np.array(indices, dtype=np.int64)  # [n] int64 positions in the training set
+        # Positions of the shard's examples in the training set, [n] int64.
+        self._indices = np.array(indices, dtype=np.int64)
         self._batch_size = batch_size
         self.seed = seed
         self._shuffle = shuffle
         self._digest, self._whole_epochs = digest, whole_epochs
         self._epoch = 0
         self._position = 0
-        self._order = self._order_of(0)  # [n] int64, positions in the order of the current epoch
+        self._order = self._order_of(0)  # positions in the order of the current epoch, [n] int64
 
     def next(self) -> NDArray[np.int64]:
         """Return the positions of the next batch's examples: [batch_size] int64, a copy.
@@ -96,7 +98,8 @@ class Cursor:
 
     def fork(self) -> Cursor:
         """Return an independent copy of the cursor at its present position."""
-        return copy.copy(self)  # the copies share arrays: a cursor never changes an array in place
+        # The copies of the cursor share arrays, because a cursor never changes an array in place.
+        return copy.copy(self)
 
     def state(self) -> dict[str, int]:
         """Return the cursor's epoch, its position in the epoch, and the settings that define the
@@ -181,8 +184,9 @@ def uniforms(seed: int, place: int, count: int, width: int) -> NDArray[np.float6
     >>> bool((uniforms(1, 10, 4, 3)[2] == uniforms(1, 12, 1, 3)[0]).all())
     True
     """
-    # Philox counts in blocks of four numbers. Every example takes a whole number of blocks, so that
-    # the example's numbers start at counter place * blocks and need no numbers of earlier examples.
+    # Philox counts in blocks of four numbers. Every example uses a whole number of blocks, so that
+    # the example's random numbers start at counter place * blocks and need no numbers of earlier
+    # examples.
     blocks = -(-width // 4)
     generator = np.random.Philox(key=[seed, _PURPOSE], counter=place * blocks)
     raw = generator.random_raw(count * blocks * 4).reshape(count, blocks * 4)[:, :width]

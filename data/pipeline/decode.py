@@ -30,24 +30,25 @@ from thinwire.data.readers.imagenet import DEPTH, EncodedImages
 from thinwire.ops.types import ConfigurationError
 
 _ATTEMPTS = 10
-#: Random numbers per example: area, ratio, row and column of each attempt, then mirroring.
+#: Number of random numbers per example: area, ratio, row and column of each attempt to crop, and
+#: mirroring.
 WIDTH = 4 * _ATTEMPTS + 1
 _LEAST_AREA, _RATIO = 0.08, 4 / 3
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-#: JPEG markers of segments that hold the image's size (SOF: baseline, progressive and others).
-#: Markers C4, C8 and CC start other segments.
+#: JPEG markers of segments that hold the image's size (SOF: baseline, progressive and others). The
+#: markers C4, C8 and CC start other segments.
 _SIZE_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-#: JPEG markers without a length field.
+#: JPEG markers that have no length field.
 _BARE_MARKERS = frozenset({0x01, *range(0xD0, 0xD9)})
 
-#: Shorter side of a resized evaluation image, divided by the side of the crop.
+#: Ratio of the shorter side of a resized evaluation image to the side of its crop.
 _MARGIN = 256 / 224
 _MOST_THREADS = 16
 _BATCHES_AHEAD = 2
-_READERS = 8  # number of threads that read image files
+_READERS = 8  # number of threads that read image files ahead
 
-#: Box (a rectangle of an image): top, left, height and width, in pixels.
+#: Box, a rectangle of an image: top, left, height and width, in pixels.
 Box = tuple[int, int, int, int]
 #: Request of one batch: positions [B] int64, and random numbers [B, WIDTH] float64,
 #: or None for middle crops.
@@ -82,7 +83,7 @@ def _jpeg_size(encoded: bytes) -> tuple[int, int]:
     while True:
         if encoded[at] != 0xFF:
             raise ValueError("the header is damaged")
-        while encoded[at] == 0xFF:  # any number of FF bytes may precede a marker
+        while encoded[at] == 0xFF:  # any number of FF bytes may precede a JPEG marker
             at += 1
         marker = encoded[at]
         at += 1
@@ -104,7 +105,8 @@ def random_box(height: int, width: int, draws: Sequence[float]) -> Box:
     for attempt in range(_ATTEMPTS):
         area, ratio, row, column = draws[4 * attempt : 4 * attempt + 4]
         pixels = (_LEAST_AREA + (1 - _LEAST_AREA) * area) * height * width
-        shape = math.exp((2 * ratio - 1) * math.log(_RATIO))  # width / height of the crop
+        # Ratio of the crop's width to its height.
+        shape = math.exp((2 * ratio - 1) * math.log(_RATIO))
         high, wide = round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
         if 1 <= high <= height and 1 <= wide <= width:
             return int(row * (height - high + 1)), int(column * (width - wide + 1)), high, wide
@@ -179,7 +181,7 @@ class Decoded(Lazy):
         import tensorflow as tf
 
         # Positions of the batches that were read but not yet yielded, oldest first. If decoding
-        # fails, the first entry is the batch of the error.
+        # fails, the first entry is the batch in which the error occurred.
         pending: list[NDArray[np.int64]] = []
         image = _image_function(is_random, self.shape[1], self.scaling)
         with tf.device("/CPU:0"):
@@ -252,9 +254,8 @@ class _Ahead:
 
     def __init__(self, images: Decoded, cursor: Cursor) -> None:
         self._images, self._cursor = images, cursor
-        self._place: int | None = (
-            None  # cursor's place before the next batch of `_stream`; None if unknown
-        )
+        # Number of the cursor's examples before the next batch of `_stream`; None if unknown.
+        self._place: int | None = None
         self._stream: Iterator[Any] = iter(())
 
     def __call__(self, chosen: NDArray[np.int64], place: int) -> Any:
@@ -262,8 +263,8 @@ class _Ahead:
         if place != self._place:
             batches = _batches(chosen, place, self._cursor.fork())
             self._stream = self._images.stream(batches, self._cursor.seed)
-        # If decoding fails, the generator has ended. Place None makes the next call start a new
-        # generator.
+        # If decoding fails, the generator of batches has ended. The place None makes the next call
+        # start a new generator.
         self._place = None
         images = next(self._stream)
         self._place = place + len(chosen)
@@ -316,7 +317,7 @@ def _cropped(encoded: Any, box: Any, mirrored: Any, size: int) -> Any:
 
     top, left, height, width = tf.unstack(box)
 
-    def of_other() -> Any:  # some of ImageNet's .JPEG files are PNGs
+    def of_other() -> Any:  # some of ImageNet's .JPEG files contain PNG images
         image = tf.io.decode_image(encoded, DEPTH, expand_animations=False)
         return image[top : top + height, left : left + width]
 

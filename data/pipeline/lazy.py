@@ -18,9 +18,10 @@ from thinwire.data.choices import SCALINGS
 from thinwire.data.pipeline.cursor import Cursor, uniforms
 from thinwire.ops.types import ConfigurationError
 
-#: Size of a chunk of float32 values. A chunk should stay in the CPU's cache between passes.
+#: Size of a chunk of float32 values that are scaled together. A chunk should stay in the CPU's
+#: cache between passes.
 _CHUNK_BYTES = 1 << 22
-PADDING = 4  # pixels that crop_flip adds on each side of an image
+PADDING = 4  # number of pixels that crop_flip adds on each side of an image
 #: Function of (positions [B] int64, cursor's place before the batch) that returns the batch's
 #: images: [B, ...] float32, an array or a tensor.
 Feed = Callable[[NDArray[np.int64], int], Any]
@@ -204,8 +205,8 @@ def crop_flip(images: NDArray[np.uint8], draws: NDArray[np.float64]) -> NDArray[
     padded = np.pad(images, ((0, 0), margin, margin, (0, 0)))
     corners = (draws[:, :2] * (2 * PADDING + 1)).astype(np.int64)
     windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(1, 2))
-    # A sliding window has the shape [channels, height, width]. The transpose moves the channels to
-    # the end.
+    # A sliding window of an image has the shape [channels, height, width]. The transpose moves the
+    # channels to the end.
     cropped = windows[np.arange(count), corners[:, 0], corners[:, 1]].transpose(0, 2, 3, 1)
     mirrored = draws[:, 2] < 0.5
     return np.where(mirrored[:, None, None, None], cropped[:, :, ::-1], cropped)

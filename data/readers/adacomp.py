@@ -28,9 +28,9 @@ _FOLDERS = {"train": "training_set", "test": "test_set"}
 class ShardFiles:
     """The examples of consecutive files in AdaComp's data layout."""
 
-    images: NDArray[np.uint8]  # [N, height, width, channels] uint8 pixels
-    labels: NDArray[np.uint8]  # [N] uint8 class of each image
-    offsets: NDArray[np.int64]  # [files + 1] int64 index of the first example of each file, then N
+    images: NDArray[np.uint8]  # pixels of the images, [N, height, width, channels] uint8
+    labels: NDArray[np.uint8]  # class of each image, [N] uint8
+    offsets: NDArray[np.int64]  # index of the first example of each file, then N, [files + 1] int64
 
 
 def image_path(data_dir: Path, part: str, number: int) -> Path:

@@ -43,8 +43,8 @@ _PICKLED = (
     "cifar-10-python.tar.gz",
     "cifar-10-batches-py.tar.gz",
 )
-#: Size limit of a batch file in bytes. A batch has 31 MB; the limit keeps a wrong file from filling
-#: the memory before the reader rejects the file.
+#: Size limit of a batch file in bytes. A batch file has 31 MB, and without the limit a wrong file
+#: could fill the memory before the reader rejects the file.
 _MOST_BYTES = 1 << 27
 
 #: Records of CIFAR-10, [N, 3073] uint8: the label and the pixels of each image.

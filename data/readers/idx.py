@@ -46,7 +46,7 @@ def read(path: Path, ranks: tuple[int, ...]) -> NDArray[np.uint8]:
         EOFError,
         zlib.error,
         ValueError,
-    ) as error:  # ValueError: no array can have the shape in the file's header
+    ) as error:  # no array can have the shape in the file's header, which raises ValueError
         raise ConfigurationError(
             f"Data file {path} cannot be read: {error}. Expected "
             f"{'a gzip-compressed' if path.suffix == '.gz' else 'an uncompressed'} IDX file. "
@@ -124,7 +124,8 @@ def _read_header(stream: BinaryIO, path: Path, ranks: tuple[int, ...]) -> tuple[
 def _read_body(stream: BinaryIO, path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     expected = math.prod(shape)
     content = bytearray()
-    # The file is read in pieces: a corrupt header may announce more bytes than memory holds.
+    # The IDX file is read in pieces, because a corrupt header may announce more bytes than the
+    # memory holds.
     while len(content) <= expected:
         piece = stream.read(min(_READ_BYTES, expected + 1 - len(content)))
         if not piece:

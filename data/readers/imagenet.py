@@ -103,7 +103,8 @@ class ImageFolders:
                 "Remove the folder."
             )
         names = [_images_in(folder / name) for name in classes]
-        # Names are stored as bytes of fixed width: Python strings need ten times the memory.
+        # The names of images are stored as bytes of fixed width, because Python strings need ten
+        # times the memory.
         self._names = np.array(
             [name for class_names in names for name in class_names], dtype=np.bytes_
         )

@@ -18,14 +18,15 @@ from numpy.typing import NDArray
 from thinwire.data.choices import CONTEXT
 from thinwire.ops.types import ConfigurationError
 
-#: Every tenth of the sorted files belongs to the test part.
+#: Every tenth of the sorted text files belongs to the test part.
 _EACH_TEST_FILE = 10
 #: Largest number of sequences in the test part, evenly spaced in the text.
 NUM_TEST = 1024
-#: Folders of the standard library that some installations lack, and folders of added packages.
+#: Folders of the standard library that some installations do not have, and folders of added
+#: packages.
 _SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 _ENDINGS = frozenset({".py", ".txt", ".md"})
-_FEWEST = 2  # least number of files: one for the train part, one for the test part
+_FEWEST = 2  # smallest number of text files: one for the train part, one for the test part
 
 
 def read(part: str, data_dir: str | None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NUM_EXAMPLES = {"train": 4000, "test": 1000}
-_COARSE = 4  # patches per side of a pattern: 4 x 4 patches
+_COARSE = 4  # number of patches per side of an image's pattern, which has 4 x 4 patches
 _NOISE = 80.0  # standard deviation of the noise added to images, in gray levels
 _CHUNK = 256  # number of images that are generated together, to limit the memory
 _LENGTH = 32  # number of tokens in a generated sequence
@@ -79,8 +79,9 @@ def generate_numbers(
     count = NUM_EXAMPLES[part]
     coarse = rng.uniform(40, 216, size=(count, _COARSE, _COARSE, image_depth))
     patches = coarse.reshape(count, -1)
-    # The numbers are computed from standardized patches, because --scaling standardizes each image
-    # by default: the network does not receive the mean and the contrast of the patches.
+    # The target numbers are computed from standardized patches, because --scaling standardizes each
+    # image by default, so that the network does not receive the mean and the contrast of the
+    # patches.
     patches = (patches - patches.mean(1, keepdims=True)) / patches.std(1, keepdims=True)
     numbers = 0.8 * patches @ first + np.tanh(2 * patches @ second) * 0.7
     images = _noisy(lambda rows: _enlarged(coarse[rows], image_size), count, rng)

@@ -35,7 +35,8 @@ from thinwire.ops.types import ConfigurationError
 
 IMAGE, LABEL = "image/encoded", "image/class/label"
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4
-_BUFFER_BYTES = 1 << 18  # tf.data's default; if it is not passed, tf.data logs a line
+# Size of tf.data's read buffer, its default; if no size is passed, tf.data logs a line.
+_BUFFER_BYTES = 1 << 18
 #: Number of bytes of an image's start that `_place` searches for first.
 _HEAD_BYTES = 64
 _READERS = 8
@@ -46,10 +47,10 @@ _NAME = r"(?:.*[-_.])?(?:{parts})(?:\.tfrecords?)?-(\d+)-of-(\d+)(?:\.tfrecords?
 class RecordIndex:
     """Positions and labels of the images in TFRecord files, in the order of the records."""
 
-    starts: NDArray[np.int64]  # [N] int64, offset of each image in its file, in bytes
-    lengths: NDArray[np.int64]  # [N] int64, size of each image in bytes
-    labels: NDArray[np.int64]  # [N] int64, label of each image as stored in the record
-    file_offsets: NDArray[np.int64]  # [files + 1] int64, index of each file's first record, then N
+    starts: NDArray[np.int64]  # offset of each image in its file, in bytes, [N] int64
+    lengths: NDArray[np.int64]  # size of each encoded image in bytes, [N] int64
+    labels: NDArray[np.int64]  # label of each image as stored in its record, [N] int64
+    file_offsets: NDArray[np.int64]  # index of each file's first record, then N, [files + 1] int64
 
 
 class _InvalidTfRecord(ValueError):

@@ -16,12 +16,13 @@ from thinwire.proto.framing import MAX_MESSAGE_BYTES, Frame, Malformed
 
 _HEADER = struct.Struct(">I")
 _IS_PIECE = 1 << 31
-#: Bytes requested by one read while no payload piece is expected. The value is small because a
-#: piece that follows in the same read has to be copied from the buffer to its place.
+#: Number of bytes that one read requests while no payload piece is expected. The value is small
+#: because a piece that arrives in the same read has to be copied from the buffer to the payload's
+#: memory.
 _READ_BYTES = 16 << 10
 _BUFFER_BYTES = 64 << 10
-#: A frame with more parts than the first value is joined into one part before it is sent, if its
-#: parts have fewer bytes on average than the second value. One sendmsg call takes 1,024 parts.
+#: A frame with more parts than the first value is joined into one part before it is sent, if the
+#: parts have fewer bytes on average than the second value. One sendmsg call accepts 1,024 parts.
 _MOST_PARTS, _LEAST_PART_BYTES = 64, 16 << 10
 
 
@@ -88,7 +89,7 @@ class TcpWire:
 
     def shutdown(self, how: int) -> None:
         """Shut down sending, or both directions of the connection."""
-        with contextlib.suppress(OSError):  # The other end has already closed the connection.
+        with contextlib.suppress(OSError):  # The peer has already closed the TCP connection.
             self._socket.shutdown(how)
 
     def close(self) -> None:
@@ -148,8 +149,10 @@ class BulkConnection:
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         # Invariant: buffer[first:last] holds bytes read from the socket but not yet returned.
         self._first = self._last = 0
-        self._lacking = 0  # Missing bytes of the frame at the start of the receive buffer.
-        self._piece_left = 0  # Bytes of the current payload piece that are not returned yet.
+        # Number of missing bytes of the frame at the start of the receive buffer.
+        self._lacking = 0
+        # Number of bytes of the current payload piece that are not returned yet.
+        self._piece_left = 0
         self._arriving = ArrivingPiece(self)
         self._ended = self._closed = False
         self.num_received = 0
@@ -216,7 +219,8 @@ class BulkConnection:
 
     def _wait(self, deadline: float) -> bool:
         if self._closed or deadline == math.inf:
-            return True  # The following read returns the end of the stream, or blocks.
+            # The next read from the connection returns the end of the stream, or blocks.
+            return True
         return self._wire.wait(max(0.0, 1000 * (deadline - time.monotonic())))
 
     def _take(self) -> bytes | None:
@@ -307,9 +311,9 @@ class BulkConnection:
         while not self._ended and (seconds_left := deadline - time.monotonic()) > 0:
             if self._receiving.acquire(timeout=seconds_left):
                 try:
-                    # Read and discard all bytes before the close. A socket that is closed with
-                    # unread bytes resets the connection, and the other end would lose the last
-                    # bytes sent to it.
+                    # Read and discard all bytes before the socket is closed. A socket that is
+                    # closed with unread bytes resets the connection, and the peer would lose the
+                    # last bytes sent to it.
                     if not self._ended and self._wait(deadline):
                         self._read(discarded)
                 finally:
@@ -324,8 +328,9 @@ class BulkConnection:
         """Shut down both directions of the bulk connection and close its socket. Sends and receives
         that are blocked on the connection return.
         """
-        # The shutdown comes before the locks: it ends the calls of threads that hold the locks.
-        # The descriptor is closed under both locks, so no thread uses a reused descriptor.
+        # The socket is shut down before the locks are taken, because the shutdown ends the calls of
+        # threads that hold the locks. The descriptor is closed under both locks, so no thread uses
+        # a reused descriptor.
         self._wire.shutdown(socket.SHUT_RDWR)
         with self._sending, self._receiving:
             if not self._closed:

@@ -36,8 +36,8 @@ from thinwire.runtime.run.credentials import Credentials
 NUMBER_BYTES = 16
 KEY_BYTES = 32
 PROOF_BYTES = 32
-#: Most bytes that one end accepts in a handshake. OpenSSL accepts a certificate chain of 100 KiB at
-#: most, and an honest handshake has 5 KiB.
+#: Largest number of bytes that client or shard accepts in a handshake. OpenSSL accepts a
+#: certificate chain of 100 KiB at most, and an honest handshake has 5 KiB.
 MOST_HANDSHAKE_BYTES = 128 << 10
 _READ_BYTES = 16 << 10
 
@@ -45,15 +45,17 @@ _READ_BYTES = 16 << 10
 class BulkFailure(enum.Enum):
     """Reason why an attempt to open a bulk (TCP) connection has failed."""
 
-    #: The host refuses the port, or no route leads to the host. Another attempt fails as well.
+    #: The host refuses the connection to the port, or no route leads to the host, so that another
+    #: attempt would fail as well.
     UNREACHABLE = "unreachable"
-    #: Nothing answers the TCP connection: a firewall drops the packets, or a flood has filled the
-    #: shard's accept queue. Only another attempt of the client can distinguish the two cases.
+    #: The client's TCP connection gets no answer: a firewall drops the packets, or a flood has
+    #: filled the shard's accept queue. Only another attempt can distinguish a firewall from a
+    #: flood.
     SILENT = "silent"
     #: The shard, or a machine on the path, closed the connection or left it unanswered, for example
     #: because the shard is overloaded. Another attempt may succeed.
     TURNED_AWAY = "turned away"
-    #: The other end of the connection did not prove that it is the shard.
+    #: The peer of the connection did not prove that it is the shard.
     DISTRUSTED = "distrusted"
 
 
@@ -113,15 +115,15 @@ class Handshake:
         self._mine, self._expected = (hmac.digest(secret, e + number, "sha256") for e in ends)
         self._records, self._serves = records, serves
         self.state = HandshakeState.PROVING if records is None else HandshakeState.SECURING
-        self._arrived = bytearray()  # Received bytes of the other end's proof.
+        self._arrived = bytearray()  # Received bytes of the peer's proof.
         self._num_bytes = 0
 
     @property
     def wanted_bytes(self) -> int:
         """Largest number of bytes that the caller may read from the handshake's socket now."""
-        # Frames follow the proof without a gap. A read beyond the proof would consume the first
-        # bytes of a frame. With TLS, the surplus bytes stay in `records`, which later decrypts
-        # the frames.
+        # Frames follow the peer's proof without a gap, and a read beyond the proof would consume
+        # the first bytes of a frame. With TLS, the surplus bytes stay in `records`, which later
+        # decrypts the frames.
         return _READ_BYTES if self._records else PROOF_BYTES - len(self._arrived)
 
     def begin(self) -> bytes:
@@ -275,7 +277,8 @@ def connect(
     try:
         addresses = socket.getaddrinfo(host, offered.port, type=socket.SOCK_STREAM)
         left()
-    except OSError as error:  # A name lookup may succeed later, so another attempt is useful.
+    # A lookup of a host name may succeed later, so another attempt is useful.
+    except OSError as error:
         raise NoBulkConnection(
             BulkFailure.TURNED_AWAY, f"the name {host} cannot be resolved: {error}"
         ) from error
@@ -284,7 +287,7 @@ def connect(
     except TimeoutError as error:
         text = f"nothing answers there within {seconds:.3g} s"
         raise NoBulkConnection(BulkFailure.SILENT, text) from error
-    except (OSError, OverflowError) as error:  # OverflowError: a port above 65535.
+    except (OSError, OverflowError) as error:  # A port above 65535 raises OverflowError.
         raise NoBulkConnection(BulkFailure.UNREACHABLE, str(error)) from error
     try:
         return _prove(connected, host, offered, credentials, server_name, dscp, attempt, left)

@@ -51,22 +51,25 @@ from thinwire.proto.bulk.tls import TlsRecords, context_of
 from thinwire.proto.security.fair_places import FairPlaces, address_of
 from thinwire.runtime.run.credentials import Credentials
 
-#: Most connections that have not sent an offer's number yet; each needs a file descriptor. A flood
-#: of 200 connections per second fills 64 places in a third of a second. An honest client needs a
-#: place for a thousandth of that time.
+#: Largest number of connections that have not sent an offer's number yet, each of which needs a
+#: file descriptor. A flood of 200 connections per second reaches this number in a third of a
+#: second. An honest client sends the number within a thousandth of that time.
 MOST_STRANGERS = 64
-#: Seconds from the acceptance of a connection to both proofs, with TLS. A client gives up after
-#: 2 s (`switching.most_seconds`), so an honest client never reaches this limit.
+#: Time limit in seconds from the acceptance of a connection to both proofs, including the TLS
+#: handshake. A client gives up after 2 s (`switching.most_seconds`), so an honest client never
+#: reaches this limit.
 HANDSHAKE_SECONDS = 5.0
-#: Accept queue of the listening socket, in connections. While an offer is open, the queue is long
-#: enough that a flood does not make the system drop an honest client's first packet; the client
-#: would mistake the drop for a firewall. Without an open offer, no connection is expected.
+#: Length of the listening socket's accept queue, in connections. While an offer is open, the queue
+#: is long enough that a flood does not make the system drop an honest client's first packet; the
+#: client would mistake the drop for a firewall. Without an open offer, no connection is expected.
 _BACKLOG_OPEN, _BACKLOG_CLOSED = 1024, 8
-#: Most connections that the listening thread accepts before it continues the open handshakes.
+#: Largest number of connections that the listening thread accepts before it continues the open
+#: handshakes.
 _ACCEPTED_AT_A_TIME = 32
 #: Longest time between two checks of the handshakes' deadlines, in seconds.
 _LOOK_SECONDS = 1.0
-#: Pause of accepting after the process has run out of descriptors or memory, in seconds.
+#: Seconds for which the listening thread accepts no connection after the process has run out of
+#: descriptors or memory.
 _REST_SECONDS = 1.0
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -96,8 +99,11 @@ class _OpenOffer:
     key: bytes
     stream: Offeree
     deadline: float
-    attempt: int = 0  # Index of the client's next attempt. Numbers of earlier attempts are invalid.
-    connection: _Half | None = None  # Connection of the newest attempt; None: no attempt yet.
+    # Index of the client's next attempt to connect. The secret numbers of earlier attempts are
+    # invalid.
+    attempt: int = 0
+    # Connection of the client's newest attempt; None before the first attempt.
+    connection: _Half | None = None
 
     def numbers(self, until: int = MOST_ATTEMPTS) -> list[bytes]:
         """Return the secret numbers of the connection attempts from the next one to `until`
@@ -112,8 +118,9 @@ class _Half:
 
     socket: socket.socket
     deadline: float
-    number: bytes = b""  # Received bytes of the attempt's number.
-    offer: _OpenOffer | None = None  # Offer with this number; None until the number has arrived.
+    number: bytes = b""  # Received bytes of the connection attempt's secret number.
+    # Offer with the received number; None until the number has arrived.
+    offer: _OpenOffer | None = None
     handshake: Handshake | None = None
     unsent: bytes = b""
 
@@ -140,8 +147,9 @@ class BulkListener:
         self._clock = clock
         self._context: ssl.SSLContext | None = None
         self._offers: dict[Offeree, _OpenOffer] = {}
-        self._numbers: dict[bytes, tuple[_OpenOffer, int]] = {}  # number -> (offer, attempt index)
-        self._lock = threading.Lock()  # Protects _offers and _numbers.
+        # Secret number -> (offer of a bulk connection, index of the attempt).
+        self._numbers: dict[bytes, tuple[_OpenOffer, int]] = {}
+        self._lock = threading.Lock()  # Lock that protects the dicts _offers and _numbers.
         self._listening: socket.socket | None = None
         self._port = 0
         self._wake: socket.socket | None = None
@@ -160,7 +168,7 @@ class BulkListener:
                 return None
             self._remove(stream)
             if not self._offers:
-                # The longer accept queue must be set before the client learns the port.
+                # The longer accept queue must be set before the client gets the port.
                 self._listening.listen(_BACKLOG_OPEN)
             offer = _OpenOffer(number, key, stream, self._clock() + OFFER_SECONDS)
             self._offers[stream] = offer
@@ -186,7 +194,8 @@ class BulkListener:
 
     def _awaken(self) -> None:
         if self._wake is not None:
-            # If the socket buffer is full, its bytes already wake the listening thread.
+            # If the buffer of the wake-up socket is full, its bytes already wake the listening
+            # thread.
             with contextlib.suppress(BlockingIOError):
                 self._wake.send(b"!")
 
@@ -251,8 +260,8 @@ class BulkListener:
                         selector.unregister(listening)
                 idle = not self._offers and not len(halves)
                 events = selector.select(None if idle else _LOOK_SECONDS)
-                # Connections with a place are served before new ones are accepted. A connection
-                # whose number has arrived frees its place, so no new connection displaces it.
+                # Accepted connections are served before new connections are accepted, so that a new
+                # connection displaces no connection whose number has arrived.
                 for key, _ in events:
                     if key.fileobj is woken:
                         woken.recv(4096)
@@ -262,8 +271,8 @@ class BulkListener:
                     try:
                         self._accept(listening, halves)
                     except OSError as error:
-                        # The listening socket stays readable after this error. Without the
-                        # pause the loop would retry without end and occupy a core.
+                        # The listening socket stays readable after an error of accept. Without the
+                        # pause, the loop would retry without end and occupy a core.
                         if error.errno in _EXHAUSTED:
                             logging.log_every_n_seconds(
                                 logging.WARNING, "cannot accept bulk connections now: %s", 10, error
@@ -277,7 +286,8 @@ class BulkListener:
 
     def _accept(self, listening: socket.socket, halves: _Halves) -> None:
         for _ in range(_ACCEPTED_AT_A_TIME):
-            if not self._offers:  # The last offer was withdrawn after `select` returned.
+            # The last offer of a bulk connection was withdrawn after `select` returned.
+            if not self._offers:
                 return
             try:
                 connected, address = listening.accept()
@@ -286,7 +296,8 @@ class BulkListener:
             connected.setblocking(False)
             half = _Half(connected, self._clock() + HANDSHAKE_SECONDS)
             halves.add(half, address_of(str(address[0])), self._clock())
-            self._advance(half, halves)  # An honest client's number has usually arrived already.
+            # The secret number of an honest client has usually arrived already.
+            self._advance(half, halves)
 
     def _end_late(self, halves: _Halves) -> None:
         now = self._clock()
@@ -357,8 +368,9 @@ class BulkListener:
     @staticmethod
     def _take_over(half: _Half, handshake: Handshake, halves: _Halves) -> None:
         """Attach the bulk connection to its gRPC stream, then send the shard's proof."""
-        # Attaching comes before the proof. The client sends Switch on the gRPC stream as soon as it
-        # has the shard's proof, and Switch is valid only on a stream with an attached connection.
+        # The connection is attached to its stream before the proof is sent. The client sends Switch
+        # on the gRPC stream as soon as it has the shard's proof, and Switch is valid only on a
+        # stream with an attached connection.
         offer = half.offer
         halves.release(half)
         wire = handshake.wire(half.socket)
@@ -366,10 +378,10 @@ class BulkListener:
         if offer is not None:
             offer.stream.attach(connection)
         try:
-            # The send does not block: the client has received all earlier bytes, so the socket's
-            # send buffer is empty.
+            # Sending the proof does not block: the client has received all earlier bytes, so the
+            # socket's send buffer is empty.
             wire.send((handshake.proof,))
-        except OSError:  # The client has closed the connection. The client may try again.
+        except OSError:  # The client has closed the bulk connection and may try again.
             connection.abort()
 
 
@@ -378,7 +390,8 @@ class _Halves:
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
-        self._all: dict[_Half, None] = {}  # Unproven connections, oldest first.
+        # Connections whose clients have not proven their identity, oldest first.
+        self._all: dict[_Half, None] = {}
         self._strangers: FairPlaces[_Half] = FairPlaces()
 
     def __len__(self) -> int:

@@ -40,13 +40,15 @@ from thinwire.proto.bulk.handshake import BulkFailure, NoBulkConnection
 from thinwire.runtime.failure_detector import Backoff
 
 #: Fraction of the lease that one attempt to open a bulk connection may take. The gRPC stream works
-#: during the attempt, so the limit only bounds how long a blocked port goes unreported. An attempt
-#: takes four round trips, which a link that can keep a lease makes in a quarter of the lease.
+#: during the attempt, so the limit only bounds how long a blocked port is not reported. An attempt
+#: takes four round trips, which any link that is fast enough for the lease completes in a quarter
+#: of the lease.
 SWITCH_PER_LEASE = 1 / 4
-#: Longest time of one connection attempt with a long lease, in seconds. The limit allows one
-#: retransmission: TCP sends a lost first packet again after 1 s.
+#: Longest time in seconds of one attempt to open a bulk connection, however long the lease is. The
+#: limit permits one retransmission: TCP sends a lost first packet again after 1 s.
 _LONGEST_ATTEMPT_SECONDS = 2.0
-#: Most connection attempts of one stream. The attempts and their pauses take 150 s in all.
+#: Largest number of attempts of one stream to open a bulk connection. The attempts and their pauses
+#: take 150 s in total.
 MOST_ATTEMPTS = 12
 #: First and longest pause between two connection attempts, in seconds.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.25, 30.0
@@ -56,8 +58,8 @@ _SILENCE_SECONDS = 1.0
 _SILENCES = 2
 #: Lifetime of a shard's offer of a bulk connection, in seconds: enough for all client attempts.
 OFFER_SECONDS = 180.0
-#: Wait before an unreachable port is reported, in seconds. The ports of a shard that has died are
-#: unreachable too, but within this time the stream to a dead shard has ended.
+#: Seconds to wait before an unreachable bulk port is reported. The ports of a shard that has died
+#: are unreachable too, but within this time the gRPC stream to a dead shard has ended.
 _DEATH_SECONDS = 1.0
 
 
@@ -205,8 +207,8 @@ class UnreachablePorts:
             logging.warning("%s", text)
 
 
-#: Unreachable ports of this process. A worker's next stream, after a lost connection, runs in the
-#: same process and does not dial an unreachable port again.
+#: Bulk ports that this process could not reach. After a lost connection, a worker's next stream
+#: does not try an unreachable port again.
 UNREACHABLE = UnreachablePorts()
 
 _CONSEQUENCE = (
@@ -373,7 +375,8 @@ class ServerPath:
         """Return the bulk connection that the client has switched to; None if none is attached."""
         with self._lock:
             self._on(PathEvent.SWITCHED)
-            # An ended connection is returned too: the caller reads its last received messages.
+            # A connection that has ended is returned too, because the caller reads the connection's
+            # last received messages.
             return self.connection
 
     def end(self) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from thinwire.proto.bulk.connection import TcpWire
 from thinwire.runtime.run.credentials import Credentials
 
-#: Most plain bytes that one call encrypts, and size of the buffer for received TLS records.
+#: Largest number of bytes that one call encrypts, and size of the buffer for received TLS records.
 PIECE_BYTES = 256 << 10
 
 
@@ -34,8 +34,8 @@ def context_of(credentials: Credentials, serves: bool) -> ssl.SSLContext:
         context.load_verify_locations(cadata=credentials.authority.decode("ascii"))
         context.verify_mode = ssl.CERT_REQUIRED
     if credentials.certificate:
-        # ssl reads keys only from files. This temporary file is readable by this user only, and
-        # is deleted as soon as the key is loaded.
+        # Python's ssl module reads keys only from files. Only this user can read the temporary
+        # file, which is deleted as soon as the key is loaded.
         with tempfile.NamedTemporaryFile() as file:
             file.write(credentials.certificate + b"\n" + credentials.key)
             file.flush()

@@ -16,7 +16,8 @@ import numpy as np
 
 from thinwire.ops.types import Link
 
-#: Payload of one TCP segment on an Ethernet path, in bytes. Losses are drawn per segment.
+#: Payload of one TCP segment on an Ethernet path, in bytes. The emulated link draws losses for each
+#: segment.
 SEGMENT_BYTES = 1448
 _MIN_ROUND_TRIP_SECONDS = 1e-3
 

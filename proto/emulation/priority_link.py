@@ -27,22 +27,26 @@ from thinwire.proto.emulation.link import (
     round_trip_seconds,
 )
 
-#: Bytes that a message sends before the next one in its class of service: about one TCP window.
+#: Number of bytes of a message that the link sends before it sends the next message of the class of
+#: service, about one TCP window.
 TURN_BYTES = 44 * SEGMENT_BYTES
 #: Size of a packet of background traffic, in bytes.
 BACKGROUND_PACKET_BYTES = 1500
-_BACKGROUND_SECONDS = 1e-3  # Longest interval of background traffic that arrives as one burst.
-_LEAST_QUEUED_TURNS = 8  # Fewest bursts of background traffic that fit into a bounded queue.
+#: Longest interval in seconds of background traffic that arrives as one burst.
+_BACKGROUND_SECONDS = 1e-3
+#: Smallest number of bursts of background traffic that fit into a bounded queue.
+_LEAST_QUEUED_TURNS = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class PacketArrival:
     """A message, or some datagrams of one size, that passed the emulated link."""
 
-    at: float  # Time of arrival, in seconds on the model's clock.
+    at: float  # Time of the packet's arrival, in seconds on the link model's clock.
     item: Any  # The object that the sender passed with the message or the datagrams.
-    bytes_on_wire: int  # Bytes of the message with retransmissions, or of these datagrams.
-    #: [m] indices of the datagrams in their train, duplicates twice; None for a message.
+    bytes_on_wire: int  # Bytes of the message with retransmissions, or of the arrived datagrams.
+    #: Indices [m] of the arrived datagrams within their train, duplicates twice; None for a
+    #: message.
     indices: NDArray[np.int64] | None = None
 
 
@@ -50,13 +54,15 @@ class PacketArrival:
 class ClassCounts:
     """Counters of the traffic of one class of service on an emulated link."""
 
-    bytes_on_wire: int = 0  # Bytes sent with headers, retransmissions and lost datagrams.
-    datagrams: int = 0  # Datagrams that senders have put on the link.
-    overflowed: int = 0  # Datagrams that did not fit into the link's queue.
-    withdrawn: int = 0  # Datagrams that their sender withdrew before they passed the link.
-    lost: int = 0  # Datagrams that were lost on the link.
-    reordered: int = 0  # Datagrams that arrive after datagrams that were sent later.
-    duplicated: int = 0  # Datagrams that arrive twice.
+    #: Number of bytes sent, including headers, retransmissions and lost datagrams.
+    bytes_on_wire: int = 0
+    datagrams: int = 0  # Number of datagrams that senders have put on the link.
+    overflowed: int = 0  # Number of datagrams that did not fit into the link's queue.
+    #: Number of datagrams that their sender withdrew before they passed the link.
+    withdrawn: int = 0
+    lost: int = 0  # Number of datagrams that were lost on the link.
+    reordered: int = 0  # Number of datagrams that arrive after datagrams that were sent later.
+    duplicated: int = 0  # Number of datagrams that arrive twice.
 
 
 @dataclasses.dataclass(slots=True)
@@ -66,13 +72,16 @@ class Transmission:
     """
 
     priority: int
-    unit: int  # Bytes of one packet. A packet that has started is always finished.
-    left: int  # Bytes of the transmission that have not passed the link yet.
+    #: Size of one packet in bytes. The link always finishes a packet that it has begun to send.
+    unit: int
+    left: int  # Number of bytes of the message or datagrams that have not passed the link yet.
     item: Any = None
-    parts: tuple[tuple[float, NDArray[np.int64] | None], ...] = ()  # (extra delay in s, datagrams)
-    total: int = 0  # Bytes of the whole transmission.
+    #: Pairs of extra delay in seconds and indices of the datagrams with this delay.
+    parts: tuple[tuple[float, NDArray[np.int64] | None], ...] = ()
+    total: int = 0  # Size of the whole message or of all datagrams together, in bytes.
     reliable: bool = False
-    own: bool = True  # False for background traffic of other programs.
+    #: True for a message or datagrams, False for background traffic of other programs.
+    own: bool = True
 
     @property
     def has_begun(self) -> bool:
@@ -247,8 +256,9 @@ HEADER_BYTES = 28
 #: Waiting datagram bytes of a class without a bounded queue above which a sender should wait: the
 #: default send buffer of a Linux socket.
 SEND_BUFFER_BYTES = 212_992
-_TRAIN_SECONDS = 5e-3  # Longest transmission time of one train of datagrams.
-_LEAST_LATENESS_SECONDS = 10e-3  # Shortest extra delay of a reordered datagram.
+#: Longest transmission time of one train (consecutive datagrams of one size), in seconds.
+_TRAIN_SECONDS = 5e-3
+_LEAST_LATENESS_SECONDS = 10e-3  # Shortest extra delay of a reordered datagram, in seconds.
 
 
 def class_of(dscp: int) -> int:
@@ -294,13 +304,17 @@ class PriorityLink:
         self._round_trip = round_trip_seconds(link)
         self._lateness = max(self._delay, _LEAST_LATENESS_SECONDS)
         self._queue_bytes = link.queue_kb * 1e3 if link.queue_kb > 0 else math.inf
-        self._random = np.random.default_rng(seed)  # Draws in the same order as LinkModel.
+        #: Generator of random losses, whose draws have the order of the draws in LinkModel.
+        self._random = np.random.default_rng(seed)
         self._fates = np.random.default_rng([seed, 1])
         self._classes = [ClassQueue() for _ in range(BEST_EFFORT + 1)]
         self._current: Transmission | None = None
-        self._turn_bytes = 0  # Bytes that the current transmission may pass in its turn.
-        self._started = self._ends = -math.inf  # Start and end of the current turn, in seconds.
-        self._free_at = -math.inf  # Time at which the next transmission may start, in seconds.
+        #: Number of bytes that the current message or datagrams may send in their turn.
+        self._turn_bytes = 0
+        #: Start and end of the current turn on the link, in seconds.
+        self._started = self._ends = -math.inf
+        #: Time at which the link may begin to send the next message or datagrams, in seconds.
+        self._free_at = -math.inf
         self._now = -math.inf
         self._arrivals: list[tuple[float, int, PacketArrival]] = []
         self._numbers = itertools.count()
@@ -438,8 +452,8 @@ class PriorityLink:
         background = self._background
         while background.next_at <= until:
             self._serve(background.next_at)
-            # On an idle link background bursts delay no other traffic. Skipping them bounds the
-            # work after a long pause.
+            # On an idle link, background bursts delay no other traffic. Skipping these bursts
+            # bounds the work of the model after a long pause.
             if self._current is None and not any(queue.queue for queue in self._classes):
                 background.skip(until)
             at, unit = background.next_at, BACKGROUND_PACKET_BYTES
@@ -454,8 +468,8 @@ class PriorityLink:
         """Return how many of `count` packets fit into the queue of a class."""
         if math.isinf(self._queue_bytes):
             return count
-        # bounded_bytes includes the current transmission. Its packets that have started are on the
-        # wire and need no space in the queue.
+        # bounded_bytes includes the datagrams that pass the link now, but the packets among them
+        # that have started need no space in the queue.
         taken, current = self._classes[priority].bounded_bytes, self._current
         if current is not None and current.priority == priority and not current.reliable:
             taken -= min(self._turn_bytes, self._begun_bytes(current, now))
@@ -473,9 +487,9 @@ class PriorityLink:
             self._free_at = max(self._free_at, now)
         self._classes[job.priority].add(job)
         if current is not None:
-            # A message alone in its class has one turn for all of its bytes. New datagrams or
-            # background traffic of that class end the turn; the message then passes in turns of
-            # TURN_BYTES.
+            # A message that is alone in its class of service has one turn for all of its bytes. New
+            # datagrams or background traffic of that class end the turn, after which the message
+            # passes in turns of TURN_BYTES.
             shares = job.priority == current.priority and not job.reliable
             ends_turn = shares and current.reliable and self._turn_bytes > TURN_BYTES
             if job.priority < current.priority or ends_turn:
@@ -528,8 +542,8 @@ class PriorityLink:
         for extra, indices in job.parts:
             at, size = self._ends + self._delay + extra, job.total
             if indices is None:
-                # A message with retransmissions delays the later messages of its class, because
-                # a stream delivers in order.
+                # A message with retransmissions delays the later messages of its class, because a
+                # stream delivers messages in order.
                 at = queue.last_arrival = max(queue.last_arrival, at)
             else:
                 size = len(indices) * job.unit

@@ -260,7 +260,8 @@ class EmulatedSocket:
         for index in arrival.indices.tolist():
             try:
                 self._below.send(data[index * size : (index + 1) * size])
-            except OSError as error:  # The datagram is lost; datagrams are unreliable.
+            # The datagram is lost, which the protocol permits for datagrams.
+            except OSError as error:
                 if self._below.fileno() < 0:
                     return
                 if not self._warned:

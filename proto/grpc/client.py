@@ -33,10 +33,10 @@ from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
 _CLOSE_GRACE_SECONDS = 1.0
 _NO_SUCH_SERVICE = "UNIMPLEMENTED"
-_LOOK_SECONDS = 0.2  # interval between two calls of `given_up` while `open` waits
-_ABANDON_SECONDS = 1.0  # time limit to join the reader thread of a canceled call
-#: Time that `receive` waits for gRPC's reason after a bulk connection has ended. gRPC may learn
-#: the reason later than the bulk connection closes.
+_LOOK_SECONDS = 0.2  # seconds between two calls of `given_up` while `open` waits
+_ABANDON_SECONDS = 1.0  # time limit in seconds to join the reader thread of a canceled call
+#: Seconds for which `receive` waits for gRPC's reason after a bulk connection has ended. gRPC may
+#: get the reason later than the bulk connection closes.
 _REASON_SECONDS = 2.0
 
 
@@ -97,7 +97,7 @@ class ClientStream:
         self.address = present_address(address)
         self._credentials, self._server_name = credentials, server_name
         self._nonce = trust.new_nonce()
-        self._answer: dict[str, Any] = {}  # the call's initial metadata from the server
+        self._answer: dict[str, Any] = {}  # initial metadata of the gRPC call from the server
         self._service = service
         self._link = link
         self._options = [
@@ -107,8 +107,7 @@ class ClientStream:
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            # Minimum time of one connection attempt. The attempt may wait in the server's accept
-            # queue.
+            # Minimum time of one connection attempt, which may wait in the server's accept queue.
             ("grpc.min_reconnect_backoff_ms", 3000),
             ("grpc.max_reconnect_backoff_ms", 300),
         ]
@@ -118,11 +117,13 @@ class ClientStream:
         self.arrived_at = self._newest_at = time.monotonic()
         self._dscp = dscp
         self._bulk: bulk.BulkConnection | None = None
-        self._receives_bulk = False  # True once the server sends over the bulk connection
-        # `_moving` makes the check of `_over` and the assignment of `_bulk` one step. Otherwise the
-        # switching thread could set `_bulk` after `close` has run, and the connection would leak.
+        self._receives_bulk = False  # True if the server sends over the bulk connection now
+        # The lock `_moving` makes the check of `_over` and the assignment of `_bulk` one atomic
+        # step. Otherwise the switching thread could set `_bulk` after `close` has run, and the
+        # connection would leak.
         self._moving = threading.Lock()
-        self._over = threading.Event()  # set at the stream's end: reject new bulk connections
+        # Event set at the stream's end, after which no bulk connection is accepted.
+        self._over = threading.Event()
         self._moved = threading.Event()
         self._channel: grpc.Channel | None = None
         self._reader: threading.Thread | None = None
@@ -197,8 +198,8 @@ class ClientStream:
         is_over = not call.is_active()
         call.cancel()  # type: ignore[no-untyped-call]  # without annotations in grpc's stubs
         # If a server stops before it answers a call, gRPC may never deliver the call's initial
-        # metadata. The reader thread would then block forever. The join has a time limit, so that
-        # the blocked daemon thread does not delay the next attempt.
+        # metadata. The reader thread would then block forever. The wait for the thread has a time
+        # limit, so that the blocked daemon thread does not delay the next attempt.
         self._reader.join(_ABANDON_SECONDS)
         channel.close()
         reason = f"no answer in {timeout_seconds:g} s"
@@ -333,7 +334,8 @@ class ClientStream:
         connection = self._bulk if self._receives_bulk else None
         if connection is None:
             data = self._receive(timeout_seconds)
-            connection = self._bulk  # read after the wait, during which the stream may have moved
+            # Read the attribute after the wait, during which the stream may have moved.
+            connection = self._bulk
             if connection is None or data != SERVER_SWITCHES:
                 return data
             self._receives_bulk = True
@@ -356,7 +358,8 @@ class ClientStream:
         except queue.Empty:
             raise NoProgress(f"{self.address} sent nothing for {timeout_seconds:.3g} s") from None
         if isinstance(received, StreamLost):
-            self._incoming.put((received, arrived_at))  # every later call raises StreamLost, too
+            # Every later call of `receive` raises StreamLost, too.
+            self._incoming.put((received, arrived_at))
             raise received
         self.arrived_at = arrived_at
         return received
@@ -374,10 +377,11 @@ class ClientStream:
         if self._bulk is not None:
             self._bulk.abort()
         # gRPC: if an exception interrupts `channel.close`, a second `channel.close` never returns.
-        # So `_channel` is None before the first call, and each channel is closed only once.
+        # The attribute `_channel` is therefore None before the first call, and each channel is
+        # closed only once.
         channel, self._channel = self._channel, None
         if channel is not None:
-            channel.close()  # cancels the call if the call has not ended
+            channel.close()  # the function cancels the gRPC call if the call has not ended
         self._reader.join()
 
     def _read(self, call: Any) -> None:  # a grpc.Call that is also an iterator of responses

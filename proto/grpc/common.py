@@ -28,16 +28,17 @@ SERVICE = "thinwire.v1.ParameterServer"
 PEER_SERVICE = "thinwire.v1.Peer"  # gRPC service of a worker for other workers
 METHOD = "Session"
 
-_MESSAGE_OVERHEAD_BYTES = 5  # bytes of gRPC's compression flag and length before a message
-_FRAME_OVERHEAD_BYTES = 9  # bytes of an HTTP/2 frame header
+_MESSAGE_OVERHEAD_BYTES = 5  # size in bytes of gRPC's compression flag and length before a message
+_FRAME_OVERHEAD_BYTES = 9  # size of an HTTP/2 frame header in bytes
 _FRAME_BYTES = 16 << 10
 
-#: Frames, or a function that the sending thread calls for the frames just before it sends them.
+#: Frames to send, or a function that the sending thread calls just before it sends the returned
+#: frames.
 Frames = Iterable[Frame] | Callable[[], Iterable[Frame]]
 
-#: Frames in the queue of a stream's sending thread: the frames, whether to count them as training
-#: bytes, and the monotonic time when they were queued. A tuple, because a tuple is cheaper than an
-#: object and every exchange creates two.
+#: Entry in the queue of a stream's sending thread: frames, whether their bytes count as training
+#: traffic, and the monotonic time when they were queued. The entry is a tuple, because a tuple is
+#: cheaper than an object and every exchange creates two entries.
 QueuedFrames = tuple[Frames, bool, float]
 
 
@@ -145,11 +146,11 @@ def check_bind(
 
 
 _FIRST_BYTES = 32 << 10
-#: Time that the network should take to accept one message; much less than any lease.
+#: Time in seconds that the network should take to accept one message, much less than any lease.
 _TARGET_SECONDS = 0.5
 #: Number of fast messages in a row that doubles the piece size. The operating system buffers
 #: megabytes immediately, even on a slow link, so one fast message proves nothing. With 8 messages,
-#: pieces reach 1 MiB only after about 8 MiB have passed fast.
+#: the piece size reaches 1 MiB only after about 8 MiB have passed fast.
 _IN_A_ROW = 8
 
 

@@ -11,7 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from thinwire.proto.security import credentials as trust
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
-_MOST_WATCHERS = 4  # simultaneous Watch calls: each occupies a server call and a thread
+# Largest number of simultaneous Watch calls, each of which occupies a server call and a thread.
+_MOST_WATCHERS = 4
 _Response = health_pb2.HealthCheckResponse
 
 

@@ -28,9 +28,10 @@ class SendQueue:
     """
 
     def __init__(self) -> None:
-        # Entries are (frames, size). Size is a control message's bytes, or -1 for a reply and for
-        # the end (no frames). (None, 0) stands for the oldest report in `_reports`: a separate
-        # deque holds the reports, because a full deque drops its oldest report.
+        # The entries of the queue are (frames, size). The size is a control message's bytes, or -1
+        # for a reply and for the end (no frames). (None, 0) stands for the oldest report in
+        # `_reports`: a separate deque holds the reports, because a full deque drops its oldest
+        # report.
         self._queue: queue.SimpleQueue[tuple[QueuedFrames | None, int]] = queue.SimpleQueue()
         self._reports: collections.deque[tuple[bytes, float]] = collections.deque()
         self._report_bytes = self._control_bytes = 0
@@ -65,7 +66,7 @@ class SendQueue:
             with self._lock:
                 self._control_bytes += size
         else:
-            self._num_to_make += 1  # without a lock, as only one thread queues replies
+            self._num_to_make += 1  # the counter needs no lock, as only one thread queues replies
         self._queue.put(((frames, counted, now), size))
         return self._control_bytes <= MOST_CONTROL_BYTES
 
@@ -80,7 +81,7 @@ class SendQueue:
             while self._report_bytes > MOST_REPORT_BYTES and len(self._reports) > 1:
                 self._report_bytes -= len(self._reports.popleft()[0])
                 num_dropped += 1
-        # A dropped report leaves its queue entry behind, and the new report uses that entry.
+        # The entry of a dropped report stays in the queue, and the new report uses that entry.
         if not num_dropped:
             self._queue.put((None, 0))
         return num_dropped

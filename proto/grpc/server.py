@@ -140,8 +140,8 @@ class ServerStream:
         if self._listener is None or self._sender is not None or not self._path.offer():
             return None
         offered = self._listener.offer(self)
-        # The stream may have ended before the listener had the offer. `_on_end` then withdrew
-        # nothing, and the offer would remain.
+        # The client's stream may have ended before the listener had the offer. The method `_on_end`
+        # then withdrew nothing, and the offer of a bulk connection would remain.
         if self.lost:
             self._withdraw()
         return offered
@@ -190,7 +190,8 @@ class ServerStream:
             self._sender = None
             return
         shared = Link(link.mbps * share, link.delay_ms, link.loss)
-        # The emulation sleeps by waiting for `_lost`, so a send ends when the client disconnects.
+        # The emulated link sleeps by waiting for the event `_lost`, so a send ends when the client
+        # disconnects.
         self._sender = EmulatedSender(LinkModel(shared, seed), sleep=self._wait)
 
     def close(self) -> None:
@@ -273,11 +274,12 @@ class DaemonThreads(futures.Executor):
         return future
 
 
-#: Time that a client has to read the last frames of a bulk connection when its stream ends.
+#: Seconds for which a client can read the last frames of a bulk connection when its stream ends.
 _LAST_WORDS_SECONDS = 2.0
-#: Number of gRPC calls beyond the stream limit: health checks, and streams that the guard rejects.
+#: Number of gRPC calls in addition to the stream limit, for health checks and for streams that the
+#: guard rejects.
 _SPARE_CALLS = 8
-#: Time limits of the HTTP/2 handshake and of a connection without a stream. An idle connection
+#: Time limits of the HTTP/2 handshake and of a connection without a stream, as an idle connection
 #: occupies a descriptor.
 _HANDSHAKE_MS, _IDLE_MS = 10_000, 20_000
 
@@ -362,7 +364,8 @@ class _SessionHandler:
         if refusal is not None:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
         try:
-            context.send_initial_metadata(answer)  # the client waits for this: the stream is open
+            # The client waits for the initial metadata, which show that the stream is open.
+            context.send_initial_metadata(answer)
             name = f"reader {stream.peer}"
             threading.Thread(target=self._read, args=(stream,), name=name, daemon=True).start()
             yield from stream.responses()

@@ -38,34 +38,35 @@ from thinwire.runtime.run.resuming import OtherRun
 
 #: Bytes that `payload_limit` adds for the coding overhead of a reply with a dense float32 shard.
 _SLACK_BYTES = 4096
-#: Time limit for a shard's answer to a Hello, in seconds. A constant, because no delay of the shard
-#: has been measured before its first answer.
+#: Time limit for a shard's answer to a Hello, in seconds. The limit is constant, because no delay
+#: of the shard has been measured before its first answer.
 _HELLO_TIMEOUT_SECONDS = 30.0
-_LOOK_SECONDS = 0.2  # interval between two `given_up` calls while a client waits for an answer
-#: Limits of a shard's longest silence: in seconds while the lease is unknown or short, in leases
-#: when the lease is long.
+_LOOK_SECONDS = 0.2  # seconds between two calls of `given_up` while a client waits for an answer
+#: Longest time for which a live shard may be silent: in seconds while the lease is unknown or
+#: short, in leases if the lease is long.
 _MOST_SILENCE_SECONDS, _LEASES_OF_SILENCE = 10.0, 3.0
-#: Shortest silence of a shard that counts as a failure: a busy machine may pause for a moment.
+#: Shortest silence of a shard, in seconds, that counts as a failure, because a busy machine may
+#: pause for a moment.
 _LEAST_SILENCE_SECONDS = 2.0
 _BEATS_PER_LEASE, _LONGEST_BEAT_SECONDS = 3.0, 3.0
 #: Seconds by which a wait must exceed its time limit to show that this process was suspended.
 _STALL_SECONDS = 1.0
-#: Time limit of the first attempt to open a session, in seconds. A silent address is reported after
-#: this time at the earliest. Later attempts may take longer.
+#: Time limit of the first attempt to open a session, in seconds. The client reports an address
+#: without answer after this time at the earliest. Later attempts may take longer.
 _FIRST_ATTEMPT_SECONDS = 2.0
 #: Minimum number of attempts to open a session within the time limit of `Dialler.dial`.
 _LEAST_ATTEMPTS = 4
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
-#: Random draws for the pauses between dial attempts. The `random` module belongs to the script:
-#: drawing from `random` would change the script's numbers, and if the launcher has seeded `random`,
-#: all workers would draw the same pauses.
+#: Random generator for the pauses between connection attempts. Draws from the global generator of
+#: `random` would change the random numbers of the user's script, and if the launcher has seeded it,
+#: all workers would draw equal pauses.
 jitter = random.SystemRandom().random
-#: Longest pause between dial attempts, as a fraction of the lease: after a short network failure a
-#: client reconnects before its lease ends.
+#: Longest pause between connection attempts, as a fraction of the lease, so that a client
+#: reconnects before its lease ends after a short network failure.
 _PAUSE_PER_LEASE = 1 / 4
 #: Reasons of a rejected Hello after which the client should send the Hello again.
 _TRANSIENT = (pb.REASON_STARTING, pb.REASON_FULL, pb.REASON_QUARANTINED)
-#: Roles with messages large enough to need a bulk connection.
+#: Roles of clients whose messages are large enough to need a bulk connection.
 _TAKES_BULK = (pb.ROLE_WORKER, pb.ROLE_SUPERVISOR)
 #: Role in a Hello that only requests another shard's address from shard 0. A worker and a
 #: supervisor use a role that does not make them join the run.
@@ -90,7 +91,7 @@ class OfferAccepted(RequestRejected):
     """
 
 
-#: Function that returns the document and the payload (byte buffers in order) of a model offer.
+#: Function that returns the document and the payload (byte buffers in order) of an offered model.
 MakeOffer = Callable[[], tuple[str, Sequence[BytesLike]]]
 
 
@@ -271,7 +272,7 @@ class ClientSession:
         try:
             addresses = session.open(_FIRST_ATTEMPT_SECONDS, given_up).addresses
             session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
-        except (Unreachable, StreamLost, RequestRejected):  # shard 0 may also be unreachable
+        except (Unreachable, StreamLost, RequestRejected):  # shard 0 may be unreachable, too
             return
         finally:
             session.close(0.0)
@@ -477,7 +478,7 @@ class Dialler:
                     self._closing.wait(error.retry_after_seconds)
                     deadline = time.monotonic() + patience_seconds
                     if is_starting and not self._closing.is_set():
-                        continue  # the shard runs and has set the pause, so no backoff is needed
+                        continue  # the shard runs and has sent the pause, so no backoff is needed
                 elif isinstance(error, RequestRejected) and error.reason not in self._transient:
                     raise
                 if not pauses.num_pauses:

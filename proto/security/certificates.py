@@ -39,8 +39,8 @@ certificates. Run again with the same folder, the command uses the folder's auth
 the missing certificates.
 """
 _MOST_DAYS = 36_500
-#: Time by which a certificate's validity starts before its creation. Without this margin a machine
-#: with a slow clock would reject a new certificate.
+#: Time by which a certificate is valid before its creation. Without this margin, a machine with a
+#: slow clock would reject a new certificate.
 _EARLIER = datetime.timedelta(hours=1)
 
 
@@ -177,7 +177,7 @@ def _authority_in(folder: pathlib.Path, days: float) -> tuple[IssuedCertificate,
     try:
         private: Any = forms.load_pem_private_key(key.read_bytes(), password=None)
         public = x509.load_pem_x509_certificate(certificate.read_bytes())
-    except (ValueError, TypeError) as error:  # TypeError: the key file is encrypted
+    except (ValueError, TypeError) as error:  # an encrypted key file raises TypeError
         raise ConfigurationError(
             f"--out={folder}: ca.crt and ca.key are no certificate and unencrypted private key in "
             "PEM form; give the folder of an authority that this command made, or an empty folder."
@@ -188,7 +188,7 @@ def _authority_in(folder: pathlib.Path, days: float) -> tuple[IssuedCertificate,
 def _write(folder: pathlib.Path, name: str, issued: IssuedCertificate) -> list[str]:
     """Write a certificate and its private key to a folder; return the names of both files."""
     # O_EXCL with mode 0600 creates the key file unreadable for other users. With a chmod after the
-    # write, another user could read the key in between.
+    # write, another user could read the key before the chmod.
     certificate, key = issued.pem()
     (folder / f"{name}.key").unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -291,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hosts = [host.strip() for host in options.hosts.split(",") if host.strip()]
     if not hosts or options.shards < 1 or options.workers < 1:
         parser.error("--hosts must not be empty, and --shards and --workers must be at least 1")
-    if not 0 < options.days <= _MOST_DAYS:  # the comparison is False for NaN, too
+    if not 0 < options.days <= _MOST_DAYS:  # this comparison is False for NaN, too
         parser.error(f"--days={options.days:g}: expected more than 0 and at most {_MOST_DAYS}")
     try:
         written = make(options.out, holders(hosts, options.shards, options.workers), options.days)

@@ -18,8 +18,9 @@ from thinwire.proto.security.fair_places import FairPlaces, address_of_peer
 from thinwire.proto.token_bucket import TokenBucket
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
-_LOG_SECONDS = 10.0  # shortest interval between two log lines for one refusal reason
-_LONGEST_TEXT = 500  # maximum characters of a stranger's message in a log line
+_LOG_SECONDS = 10.0  # shortest interval in seconds between two log lines for one refusal reason
+#: Maximum number of characters of an unauthenticated client's message in a log line.
+_LONGEST_TEXT = 500
 _NAMES = {pb.REASON_IDENTITY: "identity", pb.REASON_TOKEN: "token"}
 
 
@@ -44,21 +45,26 @@ class Limits:
     node ends or rejects client streams beyond the limits.
     """
 
-    #: Longest time from the opening of a stream to its Hello, which clients send immediately.
+    #: Longest time in seconds from the opening of a stream to the client's Hello, which clients
+    #: send immediately.
     hello_seconds: float = 10.0
-    #: Maximum number of streams after their Hello. None: unlimited.
+    #: Maximum number of streams whose client's Hello was accepted; None for no limit.
     streams: int | None = None
-    #: Maximum number of streams after their Hello from one address. None: unlimited.
+    #: Maximum number of streams from one address whose client's Hello was accepted; None for no
+    #: limit.
     streams_per_address: int | None = None
-    #: Maximum number of streams before their Hello, from clients that may belong to the run.
+    #: Maximum number of streams that wait for their client's Hello, from clients that may belong to
+    #: the run.
     waiting_streams: int = 64
-    #: Maximum number of streams before their Hello, from clients that have not shown the token.
+    #: Maximum number of streams that wait for their client's Hello, from clients that have not
+    #: shown the token.
     waiting_strangers: int = 8
-    #: Streams per second from strangers, on average and in a burst. Each stream costs threads and a
-    #: reply. Streams beyond the limit are rejected without threads and without a reply.
+    #: Number of streams per second from strangers (clients without the token), on average and in a
+    #: burst. Each stream costs threads and a reply. Streams beyond the limit are rejected without
+    #: threads and without a reply.
     strangers_per_second: float = 20.0
-    #: Frames per second of one stream, on average and in a burst. A frame is a message, or up to
-    #: 1 MiB of a large message. A round trip takes at least 200 us.
+    #: Largest number of frames per second of one stream, on average and in a burst. A frame is a
+    #: message, or up to 1 MiB of a large message. A round trip takes at least 200 us.
     messages_per_second: float = 10_000.0
     burst_messages: float = 20_000.0
     #: Maximum number of replies that one client may have requested and not received. A worker
@@ -111,13 +117,15 @@ class ConnectionGuard:
     ) -> None:
         self.credentials = credentials
         self.limits = limits or Limits()
-        self._inside: dict[GuardedStream, str] = {}  # stream after its Hello -> client address
+        #: Stream whose Hello was accepted -> address of the client.
+        self._inside: dict[GuardedStream, str] = {}
         self._waiting: FairPlaces[GuardedStream] = FairPlaces()
         self._strangers: FairPlaces[GuardedStream] = FairPlaces()
         rate = self.limits.strangers_per_second
         self._stranger_rate = TokenBucket(rate, rate)
         self._refused: collections.Counter[str] = collections.Counter()
-        # Reason -> time of the reason's last log line, and the count of refusals at that time.
+        # Refusal reason -> time of the reason's last log line, and the number of refusals at that
+        # time.
         self._logged: dict[str, tuple[float, int]] = {}
         self._lock = threading.Lock()
 
@@ -190,7 +198,7 @@ class ConnectionGuard:
         address = address_of_peer(stream.peer)
         with self._lock:
             if not self._waiting.leave(stream) | self._strangers.leave(stream):
-                return None  # the stream has ended, or has lost its place and is closed
+                return None  # the stream has ended, or the guard has closed it for a new stream
             full = self._full(address)
             if full is None:
                 self._inside[stream] = address
@@ -253,5 +261,6 @@ class ConnectionGuard:
                 return
             self._logged[reason] = now, count
         more = f" (and {count - logged - 1} like it before)" if count - logged > 1 else ""
-        shown = printable(text, _LONGEST_TEXT)  # `text` may quote unprintable bytes of the client
+        #: The refusal's `text` may quote unprintable bytes of the client.
+        shown = printable(text, _LONGEST_TEXT)
         logging.warning("refused %s, %s: %s%s", peer, reason, shown, more)

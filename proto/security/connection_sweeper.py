@@ -106,7 +106,8 @@ class ConnectionSweeper:
             now: Current monotonic time, in seconds.
         """
         known = self._guard.known_peers()
-        # Counting descriptors is cheap. Only a high count requires examining each descriptor.
+        # Counting file descriptors is cheap, and only a high count requires examining each
+        # descriptor.
         if _num_descriptors() - self._others - len(known) <= SWEPT_FROM:
             return
         descriptors, self._others = _connections(self.port)
@@ -119,7 +120,8 @@ class ConnectionSweeper:
                 self._pending.take(peer, address_of_peer(peer), now, len(descriptors))
         if len(self._pending) <= SWEPT_FROM:
             return
-        # The connection of a stream that was admitted after `known` was read must not be closed.
+        # The connection of a stream that was admitted after the set `known` was read must not be
+        # closed.
         lost = set(self._pending.shrink(SWEPT_TO)) - self._guard.known_peers()
         text = f"no stream in time; only {SWEPT_FROM} connections may have no stream"
         for peer in lost:
@@ -130,7 +132,7 @@ class ConnectionSweeper:
 def _num_descriptors() -> int:
     try:
         return len(os.listdir(_DESCRIPTORS))
-    except OSError:  # the process has too many open files
+    except OSError:  # the process already has too many open files
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
@@ -162,11 +164,11 @@ def _peer_of(descriptor: int, port: int, ends: str | None = None) -> str | None:
     # hit a different file that was given the same number.
     try:
         copy = os.dup(descriptor)
-    except OSError:  # another thread has closed the descriptor
+    except OSError:  # another thread has closed the file descriptor
         return None
     try:
         connection = socket.socket(fileno=copy)
-    except OSError:  # the descriptor is not a socket
+    except OSError:  # the file descriptor is not a socket
         os.close(copy)
         return None
     with connection, contextlib.suppress(OSError):  # the listening socket has no peer

@@ -28,10 +28,11 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.runtime.run.credentials import Credentials
 from thinwire.runtime.run.files import read_bounded
 
-#: Metadata keys of a Session call and of the server's first answer: a random number and a proof.
+#: Keys of the gRPC metadata of a Session call and of the server's first answer, for a random number
+#: and a proof.
 NONCE, PROOF = "thinwire-nonce-bin", "thinwire-proof-bin"
-#: Metadata key of a Session call. Its value shows that the client has the token, before the client
-#: gets a place among the waiting streams.
+#: Key of the gRPC metadata of a Session call whose value shows that the client has the token,
+#: before the server lets the stream wait for the client's Hello.
 PASS = "thinwire-pass-bin"
 _NONCE_BYTES = 32
 _PREFIX = "thinwire://"
@@ -43,7 +44,8 @@ _NO_TLS = "wrong_version_number"
 _VERIFICATION = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([a-zA-Z ]+)")
 #: Parts of gRPC's error message if the server rejects the client's certificate or requires TLS.
 _HUNG_UP = ("socket closed", "connection reset")
-_WHY_SECONDS = 0.2  # time limit of the gRPC call that fetches the reason of a failed connection
+# Time limit in seconds of the gRPC call that fetches the reason of a failed connection.
+_WHY_SECONDS = 0.2
 TOKEN_VARIABLE = "THINWIRE_TOKEN"
 #: Minimum size of a token. From the proofs on the network, an eavesdropper could find a shorter
 #: token by brute force.
@@ -212,9 +214,10 @@ def _mac(
     token: bytes, end: str, client_nonce: bytes, server_nonce: bytes, claims: Sequence[str]
 ) -> bytes:
     """Return the HMAC of the given byte strings under the run's token."""
-    # Each part follows its length. Without lengths, different parts could have the same
-    # concatenation, and a proof for one claim would hold for another claim. `end` makes the proofs
-    # of client and server different, so that a server's proof cannot be sent back as a client's.
+    # In the HMAC's input, each part follows its length. Without lengths, different parts could have
+    # equal concatenations, and a proof for one claim would be valid for another claim. The argument
+    # `end` makes the proofs of client and server different, so that a client cannot send back a
+    # server's proof as its own.
     parts = [b"thinwire.v1", end.encode(), client_nonce, server_nonce]
     parts += [claim.encode() for claim in claims]
     text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
@@ -505,8 +508,8 @@ def _check_certificate(
             "certificates)."
         ) from error
     named = [value for kind, value in seen.get("subjectAltName", ()) if kind == "URI"]
-    # Clients of a PS check the host name in its certificate. A certificate that another tool
-    # created may therefore name no part.
+    # Clients of a PS check the host name in the PS's certificate, so a certificate that another
+    # tool created need not contain the URI of the PS's role and id.
     is_other = part is not None and part not in named
     if is_other and (not serves or any(is_part(name) for name in named)):
         raise ConfigurationError(
@@ -545,8 +548,8 @@ def _context(files: CredentialFiles, side: int) -> ssl.SSLContext:
     context = ssl.SSLContext(side)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    # An empty password makes an encrypted key an error. Without the callback, OpenSSL would prompt
-    # at the terminal.
+    # With an empty password, an encrypted key raises an error. Without the callback, OpenSSL would
+    # prompt at the terminal.
     context.load_cert_chain(str(files.certificate), files.key, password=lambda: b"")
     return context
 

@@ -25,7 +25,8 @@ class FairPlaces(Generic[Holder]):
     """
 
     def __init__(self) -> None:
-        self._places: dict[Holder, tuple[str, float]] = {}  # holder -> (address, arrival in s)
+        # Client -> (address of the client, time of its arrival in seconds).
+        self._places: dict[Holder, tuple[str, float]] = {}
 
     def __len__(self) -> int:
         return len(self._places)

@@ -13,8 +13,8 @@ from thinwire.proto.token_bucket import TokenBucket
 from thinwire.proto.udp import sockets as udp_sockets
 from thinwire.proto.udp.sender import SendingSocket, UdpSender, UdpSettings
 
-#: Burst of a paced datagram sender, in seconds at the sender's rate. After a late wake-up the
-#: sender catches up at most this much.
+#: Largest burst of a rate-limited datagram sender, in seconds at its rate. After a late wake-up,
+#: the sender sends at most this burst faster than its rate.
 _BURST_SECONDS = 4e-3
 
 #: Function that wraps a channel's socket into a `SendingSocket`, which closes the socket.

@@ -17,17 +17,20 @@ from thinwire.proto.udp.sockets import ON_LINUX
 
 _SO_ATTACH_FILTER = 26
 _SO_DETACH_FILTER = 27
-_UDP_HEADER_BYTES = 8  # size of the UDP header, with which the filter program's packet starts
+# Size in bytes of the UDP header, with which the filter program's packet starts.
+_UDP_HEADER_BYTES = 8
 _WORD_BYTES = 4
 _MOST_INSTRUCTIONS = 4096
 
 # Codes of BPF operations, from Linux's header linux/bpf_common.h.
-_LOAD_WORD = 0x20  # load the big-endian word at k; if k is outside the packet, drop the packet
+_LOAD_WORD = 0x20  # BPF operation: load the big-endian word at k; drop a shorter packet
 _JUMP_IF_EQUAL = 0x15
-_RETURN = 0x06  # end the program and keep the first k bytes of the packet; 0 drops it
+# BPF operation: end the program and keep the packet's first k bytes; 0 drops the packet.
+_RETURN = 0x06
 _DROP, _KEEP = 0, 0xFFFFFFFF
 
-_Instruction = tuple[int, int, int, int]  # operation, skip if true, skip if false, k
+# Fields: operation, instructions to skip if true, and if false, operand k.
+_Instruction = tuple[int, int, int, int]
 
 
 def program(start: bytes, offset: int, numbers: Collection[bytes]) -> list[_Instruction]:
@@ -68,8 +71,8 @@ def attach(udp_socket: socket.socket, instructions: list[_Instruction]) -> bool:
     if len(instructions) <= _MOST_INSTRUCTIONS:
         if _set(udp_socket, instructions):
             return True
-        # The kernel's memory for filters must hold both programs during a replacement. If the
-        # memory is too small, detaching the earlier program first frees its part.
+        # The kernel's memory for filters must hold both filter programs during a replacement. If
+        # the memory is too small, the earlier program is detached first to free its memory.
         _detach(udp_socket)
         if _set(udp_socket, instructions):
             return True
@@ -90,5 +93,5 @@ def _set(udp_socket: socket.socket, instructions: list[_Instruction]) -> bool:
 
 def _detach(udp_socket: socket.socket) -> None:
     """Remove a socket's earlier BPF filter, which would drop datagrams of new sessions."""
-    with contextlib.suppress(OSError):  # the socket has no filter program
+    with contextlib.suppress(OSError):  # the socket has no filter program to detach
         udp_socket.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)

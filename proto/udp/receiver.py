@@ -60,7 +60,7 @@ class DatagramRun:
         """Return True if this buffer can take ``length`` bytes of datagrams of ``size`` bytes."""
         if not self._fill:
             return True
-        if self._fill % self.size:  # the run ends with a shorter datagram
+        if self._fill % self.size:  # the buffer of datagrams ends with a shorter datagram
             return False
         return size == self.size or length == size < self.size
 
@@ -87,8 +87,8 @@ REJECTED_SHARE = 0.2
 _REJECTED_BURST_SECONDS = 2e-3
 _ROUND_BYTES = 192 << 10
 _ROUND_CALLS = 64
-#: A receiving round with fewer datagrams is small. A small round costs 0.1 ms of processor time
-#: for one datagram and for ten datagrams, so the rate of small rounds is limited.
+#: A receiving round with fewer datagrams than this number is small. A small round costs 0.1 ms of
+#: processor time, for one as for ten datagrams, so the rate of small rounds is limited.
 _SMALL_ROUND_DATAGRAMS = 16
 #: Number of small receiving rounds in a burst before the limit per second applies.
 _FREE_SMALL_ROUNDS = 32
@@ -251,13 +251,14 @@ class UdpReceiver:
         Returns:
             True if the kernel filters. False if all datagrams are delivered to the owner.
         """
-        # A list, not a generator: `all` must not stop before every channel's socket has a filter.
+        # The argument of `all` is a list, not a generator, because `all` must not stop before every
+        # channel's socket has a filter.
         program = packet_filter.program(start, offset, numbers)
         return all([packet_filter.attach(channel.socket, program) for channel in self._channels])
 
     def wake(self) -> None:
         """Make the receiving thread read the owner's deadline again; thread-safe."""
-        with contextlib.suppress(OSError):  # the pipe holds unread wake-ups, or is closed
+        with contextlib.suppress(OSError):  # the wake-up pipe holds unread bytes, or is closed
             self._wake_sender.send(b"!")
 
     def counts(self) -> tuple[ReceiverCounts, ...]:

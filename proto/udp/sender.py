@@ -24,7 +24,8 @@ from thinwire.proto.udp.types import ChannelCounts, DatagramBatch
 
 #: Linux splits one buffer into at most 64 datagrams (newer versions: 128).
 MAX_SEGMENTS = 64
-#: A buffer before the split, with its IPv6 and UDP headers, has at most 65,535 bytes.
+#: A buffer that the kernel splits into datagrams has at most 65,535 bytes, with IPv6 and UDP
+#: headers.
 MAX_SEND_BYTES = 65_535 - 48
 
 
@@ -130,11 +131,11 @@ class Outbox:
             queue.clear()
 
 
-#: Duration of a paced burst of datagrams: its bytes take this time at the paced rate.
+#: Duration in seconds of one burst of datagrams at the limited rate.
 _PIECE_SECONDS = 1e-3
-_SHORTEST_SLEEP_SECONDS = 5e-5  # precision of the system's timers
-_RETRY_SECONDS = 5e-4  # pause of the sender after the kernel's send buffer was full
-_GIVE_UP_SECONDS = 0.25  # time with a full send buffer after which datagrams are dropped
+_SHORTEST_SLEEP_SECONDS = 5e-5  # precision of the system's timers, in seconds
+_RETRY_SECONDS = 5e-4  # pause in seconds of the sender after the kernel's send buffer was full
+_GIVE_UP_SECONDS = 0.25  # time in seconds with a full send buffer after which datagrams are dropped
 _JOIN_SECONDS = 5.0
 _FULL = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS)
 
@@ -216,7 +217,8 @@ class UdpSender:
         self._changed = threading.Condition()
         self._in_flight = False
         self._closed = False
-        self._full_since: dict[int, float] = {}  # channel -> time since which its buffer is full
+        # Datagram channel -> time since which the channel's send buffer is full.
+        self._full_since: dict[int, float] = {}
         self._warned = False
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="datagrams out", daemon=True)
@@ -334,7 +336,8 @@ class UdpSender:
                 num_sent += 1
         except OSError as error:
             return num_sent, error
-        # `sendmsg` failed, but the same datagrams were sent one by one: so segmentation has failed.
+        # `sendmsg` failed, but the datagrams could be sent one by one, so the kernel's segmentation
+        # of buffers has failed.
         if self._segmentation and piece.count > 1:
             self._segmentation = False
             logging.warning(
@@ -347,7 +350,7 @@ class UdpSender:
     ) -> bool:
         """Queue unsent datagrams again or drop them; return True if the kernel needs a pause."""
         channel = piece.waiting.batch.channel
-        # ECONNREFUSED reports an earlier datagram; the present datagram was not sent.
+        # The error ECONNREFUSED concerns an earlier datagram; the present datagram was not sent.
         if error.errno == errno.ECONNREFUSED:
             counts.unreachable += 1
             self._keep(piece, num_sent)
@@ -374,7 +377,9 @@ class UdpSender:
 
     def _halve(self, size: int) -> None:
         if self._mtu < self._sending.mtu or size > self._mtu:
-            return  # `mtu` is halved already; queued datagrams may still have the old size
+            # The datagram size `mtu` is halved already, but queued datagrams may still have the old
+            # size.
+            return
         self._mtu = self._sending.mtu // 2
         logging.warning(
             "the path does not carry datagrams of %d bytes; the next steps use %d bytes",

@@ -23,8 +23,10 @@ from thinwire.ops.types import ConfigurationError
 
 SCHEMES = ("cs", "compact", "off")
 _MOST_CHANNELS = 7
-_CLASS = 32  # difference of two adjacent classes of CS0..CS7 in the TOS byte
-_COMPACT_TOP = 5  # highest class of `compact`: networks reserve CS6 and CS7 and may remark them
+_CLASS = 32  # difference in the TOS byte between two adjacent classes of service of CS0..CS7
+# Highest class of service of the scheme `compact`, as networks reserve CS6 and CS7 and may change
+# such marks.
+_COMPACT_TOP = 5
 _NUM_QUEUE_PRIORITIES = 3
 
 
@@ -88,7 +90,7 @@ def queue_priority(channel: int, channels: int) -> int:
 
 ON_LINUX = sys.platform.startswith("linux")
 
-# Numbers of Linux's headers that Python's socket module does not name in every version.
+# Constants of Linux's headers that Python's socket module does not define in every version.
 SOL_UDP = 17
 UDP_SEGMENT = 103
 UDP_GRO = 104
@@ -97,7 +99,7 @@ _IPV6_MTU_DISCOVER, _IPV6_MTU = 23, 24
 _PMTUDISC_DO = 2
 _SO_MEMINFO = 55
 _MEMINFO_FORMAT = "9I"
-_MEMINFO_DROPS = 8  # index of the number of dropped packets in the SO_MEMINFO array
+_MEMINFO_DROPS = 8  # index of the number of dropped packets in Linux's SO_MEMINFO array
 
 _RECEIVE_BUFFER_BYTES = 64 << 20
 _UDP_HEADER_BYTES = 8
@@ -140,7 +142,8 @@ def bind(address: str, count: int) -> list[socket.socket]:
         for _ in range(count):
             udp_socket = socket.socket(family, socket.SOCK_DGRAM)
             sockets.append(udp_socket)
-            if family == socket.AF_INET6:  # "::" also accepts IPv4, as gRPC does
+            # A socket at "::" also accepts IPv4, as gRPC's sockets do.
+            if family == socket.AF_INET6:
                 _allows(udp_socket, socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             _allows(udp_socket, socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
             udp_socket.setblocking(False)
@@ -239,7 +242,7 @@ def _mark(udp_socket: socket.socket, scheme: str, channel: int, channels: int) -
     if byte is not None:
         name = "IPV6_TCLASS" if is_ipv6 else "IP_TOS"
         options.append((name, level, socket.IPV6_TCLASS if is_ipv6 else socket.IP_TOS, byte))
-        if ON_LINUX:  # set after the class of service, which also sets the priority
+        if ON_LINUX:  # set the priority after the class of service, which also sets the priority
             priority = queue_priority(channel, channels)
             options.append(("SO_PRIORITY", socket.SOL_SOCKET, socket.SO_PRIORITY, priority))
     if ON_LINUX:

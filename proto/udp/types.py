@@ -40,12 +40,15 @@ class DatagramBatch(Protocol):
 class ChannelCounts:
     """Counters of one channel of a datagram sender, since the sender was created."""
 
-    datagrams: int = 0  # datagrams passed to the kernel or to the emulated link
-    bytes_on_wire: int = 0  # bytes of the sent datagrams, with IP and UDP headers
-    outdated: int = 0  # datagrams dropped unsent because newer steps were queued
-    refused: int = 0  # datagrams dropped: the kernel failed, or accepted none for too long
-    too_large: int = 0  # datagrams dropped because the path does not carry their size
-    unreachable: int = 0  # reports from the receiver's machine that no socket is open
+    datagrams: int = 0  # number of datagrams passed to the kernel or to the emulated link
+    bytes_on_wire: int = 0  # number of bytes of the sent datagrams, with IP and UDP headers
+    outdated: int = 0  # number of datagrams dropped because newer steps were queued
+    # Number of datagrams dropped because the kernel failed, or accepted none for too long.
+    refused: int = 0
+    # Number of datagrams dropped because they are too large for the network path.
+    too_large: int = 0
+    # Number of reports from the receiver's machine that the port has no open socket.
+    unreachable: int = 0
 
 
 class DatagramSender(Protocol):

@@ -22,7 +22,7 @@ _MOST_STALENESS_BARS = 40
 _MOST_LABELLED_WORKERS = 32
 _LONGEST_NAME = 36  # largest number of characters of a run's name in a legend
 _LINE_STYLES = ("-", "--", ":", "-.")
-_LOG_SPREAD = 8.0  # if the runs' costs differ by a larger factor, the axis is logarithmic
+_LOG_SPREAD = 8.0  # factor between the runs' costs above which the cost axis is logarithmic
 #: Parts of a worker's time: (key in summary.json, name in the legend).
 TIME_PARTS = (
     ("compute_seconds", "compute"),
@@ -81,7 +81,7 @@ class Quantity:
 
     label: str
     unit: str = ""
-    size: float = 1.0  # metric value of one unit: 0.01 for percent
+    size: float = 1.0  # value of the metric in one unit, for example 0.01 for percent
 
     @classmethod
     def of(cls, metric: str) -> Quantity:
@@ -217,7 +217,8 @@ def stack_bars(
 
     positions = range(len(ids))
     starts = [0.0] * len(ids)
-    has_edges = len(ids) <= 64 and len(bars) <= 20  # more bars are too thin for separating lines
+    # If there are more bars, they are too thin for separating lines.
+    has_edges = len(ids) <= 64 and len(bars) <= 20
     edge: dict[str, Any] = {"edgecolor": theme.background, "linewidth": 0.6 if has_edges else 0}
     for name, widths, colour in bars:
         stops = [start + width for start, width in zip(starts, widths, strict=True)]
@@ -265,8 +266,8 @@ def to_png(figure: Any, axes: Any, theme: Theme, note: str = "") -> bytes:
         axes.text(0.5, 0.5, note, color=theme.muted, ha="center", va="center", fontsize=11)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
     buffer = io.BytesIO()
-    # `savefig` draws the figure twice, the first time only for the layout, and writes the same
-    # bytes as `print_png`. Without the Software tag the bytes are equal under any matplotlib.
+    # `savefig` would draw the figure twice, the first time only for the layout, and write the bytes
+    # of `print_png`. Without the Software tag, the bytes are equal under any version of matplotlib.
     figure.canvas.print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
 
@@ -319,7 +320,8 @@ def _plain(name: str) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-#: Largest number of labels with a legend and one color per label; more labels use a color scale.
+#: Largest number of labels for which a figure has a legend and one color per label; more labels use
+#: a color scale.
 _MOST_LEGEND_LABELS = 20
 _LEGEND_COLUMNS = 10
 

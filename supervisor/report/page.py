@@ -20,7 +20,8 @@ from thinwire.runtime.telemetry.evaluation import best_of, is_larger_better, is_
 from thinwire.supervisor.dashboard import format_bytes, format_duration
 
 ABSENT = "–"
-#: Largest number of metrics that have a tile (one run) or two columns (comparison).
+#: Largest number of metrics that have a tile on the page of one run, or two columns in a
+#: comparison.
 _MOST_METRICS_SHOWN = 4
 
 

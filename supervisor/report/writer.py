@@ -198,7 +198,8 @@ def run_pictures(run: ReportedRun) -> list[page.Picture]:
     return pictures
 
 
-#: Name of a cost -> (axis, words in a title, function that returns an evaluation's cost).
+#: Name of a cost (such as time) -> (axis of a picture, words in its title, function that returns an
+#: evaluation's cost).
 _COSTS: Mapping[str, tuple[figures.Axis, str, Callable[[Evaluation], float]]] = {
     "seconds": (figures.SECONDS, "against time", lambda each: each.seconds),
     "bytes": (figures.BYTES, "against traffic", lambda each: each.bytes_up + each.bytes_down),
