@@ -26,7 +26,7 @@ def draw_balanced(labels: NDArray[np.uint8], count: int, seed: int) -> NDArray[n
     Args:
         labels: Class of each example, [N] uint8.
         count: Number of examples to draw; a multiple of the number of classes.
-        seed: Seed of the random draw.
+        seed: Seed of the random draw of examples.
 
     Raises:
         ValueError: ``count`` is not a multiple of the number of classes, or a class has too few

@@ -150,7 +150,7 @@ def load(
     augment: str | None = None,
     task: Task = TASKS[CLASSIFICATION],
 ) -> Dataset:
-    """Load a data set by name.
+    """Load the data set with the given name.
 
     Args:
         name: Name of the data set, one of ``data.DATASETS``.

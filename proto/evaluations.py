@@ -79,7 +79,7 @@ def decode_layouts(layouts: Sequence[pb.Layout], spec: ModelSpec) -> tuple[Shard
     """Return the layouts of all shards (the slices each shard stores), checked against the model.
 
     Args:
-        layouts: Layout messages of all shards.
+        layouts: Messages with the layouts (stored slices of variables) of all shards.
         spec: Model whose variables the shards hold.
 
     Raises:

@@ -1,8 +1,8 @@
 """Cuts messages into frames of at most 1 MiB, and reassembles messages from frames.
 
 A frame is exactly the protobuf bytes of one envelope: ToServer, ToClient, ToPeer or FromPeer.
-This module encodes and decodes frames with payload bytes itself, because protobuf's runtime would
-copy the payload bytes once more on each side.
+The module `framing` encodes and decodes frames with payload bytes itself, because protobuf's
+runtime would copy the payload bytes once more on each side.
 """
 
 from __future__ import annotations

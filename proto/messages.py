@@ -252,7 +252,9 @@ def blocks_from_message(
 
 
 def spanned(block: pb.Block) -> range:
-    """Return the slots (variable indices) in a block's description, without a range check."""
+    """Return the slots (indices of variable slices) in a block's description, without a range
+    check.
+    """
     return range(block.slot, block.slot + max(1, block.slots))
 
 

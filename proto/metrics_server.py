@@ -1,4 +1,4 @@
-"""HTTP port where Prometheus, or a client of the same text format, reads a node's instruments.
+"""HTTP port where Prometheus or another client of its text format reads a node's metrics.
 
 One time limit covers a whole HTTP request to the metrics port, from the connection to the end of
 the answer. If too many clients are connected to the metrics port, the port disconnects one of them
@@ -58,7 +58,7 @@ def open_port(run: Run, node: str, read: Reader) -> MetricsPort | None:
     """Open the metrics port of a node; return None if the run has no metrics port.
 
     Args:
-        run: Settings of the run.
+        run: Settings of the training run.
         node: Name of the node, for example worker-3.
         read: Function that returns the node's instruments (counters, gauges, histograms).
     """

@@ -6,9 +6,9 @@ shard has two sources:
 
 - An engine that moves shards writes a file for its nodes. The engine's file has one line for each
   moved shard: the original address, a blank, the present address.
-- Shard 0 knows where the other shards listen, because each shard announces its address and
-  generation. A client that cannot reach a shard requests the shard's address from shard 0 and
-  stores the answer in this module.
+- Shard 0 knows where the other shards listen, because each shard announces its address and its
+  number of restarts. A client that cannot reach a shard requests the shard's address from shard 0
+  and stores the answer in this module.
 """
 
 from __future__ import annotations

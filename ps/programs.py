@@ -1,6 +1,7 @@
-"""Record of each worker's program (script), to refuse a worker that returns with another one.
+"""Record of each worker's program (script), to refuse a worker that returns with another program.
 
-Workers of one run may run different programs, but a worker id must always run the same program.
+The workers of a run may run different programs, but the processes of one worker id must all run one
+program.
 """
 
 from __future__ import annotations

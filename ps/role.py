@@ -121,7 +121,7 @@ class ShardInitials:
         """Return the settings of a shard's core that continues from the saved state.
 
         Args:
-            saved: Saved files of the shard.
+            saved: Saved files (checkpoints and journals) of the shard.
             start_timeout_seconds: Time for which a new run waits for all its workers, in seconds.
         """
         # A resumed run waits for its workers only as long as they need to reconnect. A later phase
@@ -242,8 +242,8 @@ def saved_model(run: Run, own: PsFlags, saved: SavedShard) -> InitialModel:
     """Return the model of a saved offer, without weights, because the checkpoint holds the weights.
 
     Raises:
-        ConfigurationError: This version of Thinwire refuses the saved offer (a script's model that
-            a worker sent), although an earlier version accepted it. No file is deleted.
+        ConfigurationError: This version of Thinwire refuses the saved description of a script's
+            model, although an earlier version accepted the description. No file is deleted.
     """
     try:
         offer = read_offer(saved.offer or "", own.max_model_bytes)
@@ -340,7 +340,7 @@ class ShardProcess:
     A shard runs in a PS process of its own, or within a worker's script.
 
     Args:
-        run: Settings of the run.
+        run: Settings of the training run.
         own: Settings of this shard from its flags.
         model: The shard's model before the first update: variables, weights and layout.
         saved: Saved files of the shard; None to read the files from the run directory.
@@ -591,7 +591,7 @@ class ShardProcess:
         return self.layout.size / self.spec.num_parameters
 
     def _stage_of(self, phase: int) -> OfferStage:
-        """Return the object that receives the model of the script's next phase (reader threads)."""
+        """Return the object that receives the script's next model (called on reader threads)."""
         stages: list[OfferStage] = []
 
         def take(received: ReceivedOffer) -> None:
@@ -602,7 +602,7 @@ class ShardProcess:
         return stages[0]
 
     def _build_phase(self, stage: OfferStage, received: ReceivedOffer) -> None:
-        """Build the model that a worker offers for the script's next phase, or refuse the offer.
+        """Build the script's next model, which a worker offers, or refuse the offer.
 
         The model of an offer is built on the thread that reads the worker's stream.
         """
@@ -624,7 +624,7 @@ class ShardProcess:
     def _begin_phase(
         self, stage: OfferStage, initials: ShardInitials, core: PsCore, keeping: JournalPolicy
     ) -> None:
-        """Replace the shard's model by the model of the script's next phase.
+        """Replace the shard's model by the script's next model.
 
         The shard's model is replaced on the writer thread. After the replacement of the shard's
         model, the workers join the run again.
@@ -661,7 +661,9 @@ class ShardProcess:
         logging.info("phase %d begins at version %d", self.phase, self.core.version)
 
     def _keep_ended(self, phase: int) -> None:
-        """Store the final state of the current model before phase `phase` replaces the model."""
+        """Store the final state of the current model before phase `phase` replaces it by another
+        model.
+        """
         ended, whole = self.server.ended_models, self.core.whole()
         whole = dataclasses.replace(whole, update=Update(None, self.core.model.theta.copy()))
         generation = self.core.config.generation
@@ -759,8 +761,8 @@ class ShardProcess:
         return EXIT_CONFIGURATION if unsaved else EXIT_OF_STOP.get(reason, EXIT_DONE)
 
     def _leaves_all_behind(self) -> bool:
-        """Save the run's final state. If the final state cannot be saved, the function logs the
-        reason and returns False.
+        """Save the shard's state at the end of the run. If the final state cannot be saved, the
+        function logs the reason and returns False.
         """
         try:
             self._leave_behind()

@@ -243,7 +243,7 @@ class Dashboard:
 
     def close(self) -> None:
         """Stop the live table of the display, whose last content stays on the terminal. The display
-        may be closed twice.
+        of a run may be closed twice.
         """
         if self._picture is not None:
             self._picture.stop()

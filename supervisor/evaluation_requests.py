@@ -129,7 +129,7 @@ class EvaluationRequests:
         """Wait until a message from shard 0 arrives or the time limit has passed.
 
         Args:
-            seconds: Time limit, in seconds.
+            seconds: Time limit of the wait for a message, in seconds.
             num_news: Value of the attribute `num_news` that the caller has seen. If shard 0 has
                 sent more messages since, return immediately.
 
@@ -222,7 +222,7 @@ class CentralModel:
 
     Args:
         run: Settings of the training run.
-        run_id: Random identifier of the run.
+        run_id: Random identifier of the training run.
         spec: Names and shapes of the model's shared variables.
         layouts: Layout (the slices of variables that a shard stores) of every shard, in the order
             of shard ids.
@@ -294,7 +294,9 @@ class CentralModel:
 
 
 def hello_of(run: Run, shard: int, run_id: str, incarnation: int = 0) -> pb.Hello:
-    """Return an evaluator's Hello message; with incarnation 0 it only pulls the model."""
+    """Return an evaluator's Hello message; with incarnation (process number) 0 it only pulls the
+    model.
+    """
     return pb.Hello(
         protocol_version=messages.PROTOCOL_VERSION,
         role=pb.ROLE_EVALUATOR,

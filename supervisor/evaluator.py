@@ -194,7 +194,7 @@ class ModelFetcher:
     """Fetches the central model from the shards of the parameter server.
 
     Args:
-        spec: Specification of the whole model.
+        spec: Names and shapes of the whole model's variables.
         layouts: Layout (the parameters that a shard stores) of every shard, in the order of shard
             ids.
         num_statistics: Number of values in the model's moving statistics.

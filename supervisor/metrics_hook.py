@@ -36,7 +36,7 @@ def check(text: str, folders: Sequence[pathlib.Path] = ()) -> None:
     """Check that the module of ``module:function`` exists, without importing it.
 
     Args:
-        text: Value of --on_metrics.
+        text: Value of the flag --on_metrics, ``module:function``.
         folders: Folders to search for the module, in addition to the working directory and the
             installed packages.
 
@@ -60,7 +60,7 @@ def load(text: str, folders: Sequence[pathlib.Path] = ()) -> MetricsFunction:
     """Import the function of ``module:function`` and return it.
 
     Args:
-        text: Value of --on_metrics.
+        text: Value of the flag --on_metrics, ``module:function``.
         folders: Folders to search for the module, in addition to the working directory and the
             installed packages.
 

@@ -30,13 +30,13 @@ STATUS_KIND = "status"
 
 
 class ScalarWriter(Protocol):
-    """A writer of TensorBoard scalars."""
+    """A writer of TensorBoard scalars for one run."""
 
     def write(self, values: Mapping[str, float | None], step: int) -> None:
         """Write and flush scalars by tag at model version ``step``; omit None values."""
 
     def close(self) -> None:
-        """Close the TensorBoard files."""
+        """Close the files of TensorBoard scalars."""
 
 
 class MetricsLog:

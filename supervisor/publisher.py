@@ -23,7 +23,7 @@ class Publisher:
     on another machine continues the records.
 
     Args:
-        run_dir: Directory of the run.
+        run_dir: Directory of the run, whose files are copied.
         address: Folder or address of the other storage, the value of --report_dir.
         begins_anew: True to remove the files that an earlier Supervisor published.
 

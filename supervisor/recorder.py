@@ -97,7 +97,7 @@ class Recorder:
         """Evaluate weights on the whole test set, record the metrics, save the best model.
 
         Args:
-            status: Current status of the run.
+            status: Current status of the training run.
             weights: Weights of the central model, [num_parameters] float32.
             versions: Version (number of updates) of each shard that the weights came from.
             final: True if the run has ended, so that this evaluation is the last.
@@ -127,7 +127,7 @@ class Recorder:
         """Record metrics of the central model and return the evaluation.
 
         Args:
-            status: Current status of the run.
+            status: Current status of the training run.
             metrics: Metric name -> value of the metric; at least one metric.
             versions: Version (number of updates) of each shard's weights in the evaluated model.
             final: True if the run has ended, so that this evaluation is the last.

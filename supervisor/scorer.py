@@ -22,7 +22,7 @@ class ModelScorer:
 
     Args:
         run: Settings of the training run.
-        shared: Model to evaluate.
+        shared: Model to evaluate, with its Keras network.
         images: Inputs of the test examples, [N, ...].
         labels: Labels of the test examples, [N, ...], in the form of the model's task.
     """

@@ -123,7 +123,7 @@ class Decoded(Lazy):
     """Images of files that are read and decoded only when they are indexed.
 
     Args:
-        source: Reader of the encoded images.
+        source: Object that reads the encoded images.
         chosen: Positions of the images in ``source``, [N] int64.
         size: Height and width of a decoded image, in pixels.
         scaling: Scaling of the pixels, one of ``data.SCALINGS``.

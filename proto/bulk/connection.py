@@ -158,7 +158,7 @@ class BulkConnection:
         self.num_received = 0
 
     def send(self, frame: Frame) -> None:
-        """Send one frame over the connection.
+        """Send one frame over the bulk connection.
 
         Raises:
             OSError: The bulk connection has ended before the frame was sent.
@@ -303,7 +303,7 @@ class BulkConnection:
         """Shut down sending, wait until the peer also shuts down sending, and close the connection.
 
         Args:
-            seconds: Longest wait for the other end to close the connection, in seconds.
+            seconds: Longest wait until the peer closes the connection, in seconds.
         """
         self._wire.shutdown(socket.SHUT_WR)
         deadline = time.monotonic() + seconds

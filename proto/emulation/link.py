@@ -63,7 +63,7 @@ class Delivery:
 
 
 class LinkModel:
-    """One direction of an emulated link.
+    """Model of one direction of an emulated network link.
 
     Messages pass an emulated link one after the other at the link's rate and arrive one delay
     later, in order. A lost segment of a message is sent again one round trip (at least 1 ms) later.

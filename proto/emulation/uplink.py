@@ -39,7 +39,7 @@ def class_of_channel(scheme: str, channel: int, channels: int) -> int:
         scheme: Scheme that marks packets with classes of service, one of
             `thinwire.proto.udp.sockets.SCHEMES`.
         channel: Index of the datagram channel, from 1; 0 for the reliable stream.
-        channels: Number of datagram channels.
+        channels: Number of UDP datagram channels, which have different importance.
     """
     tos = udp_sockets.tos(scheme, channel, channels)
     return BEST_EFFORT if tos is None else class_of(tos >> 2)
@@ -117,8 +117,8 @@ class RunningLink:
             return self._model.has_space(priority)
 
     def close(self) -> None:
-        """Drop all messages on the emulated link and wake the waiting threads. The link may be
-        closed twice.
+        """Drop all messages on the emulated link and wake the waiting threads. The emulated link
+        may be closed twice.
         """
         with self._changed:
             self._closed = True
@@ -296,7 +296,7 @@ class EmulatedUplink:
         Args:
             scheme: Scheme that marks packets with classes of service, one of
                 `thinwire.proto.udp.sockets.SCHEMES`.
-            channels: Number of datagram channels.
+            channels: Number of UDP datagram channels, which have different importance.
         """
         return lambda below, channel: EmulatedSocket(
             below, self.link, class_of_channel(scheme, channel, channels)

@@ -1,8 +1,8 @@
 """The shard's gRPC server, which passes each client's stream to a handler as a `ServerStream`.
 
 `serve` starts the server, which admits streams through a `ConnectionGuard` and also serves
-grpc.health.v1. The server has one reader thread and one sending thread for each stream. Both are
-daemon threads, which end with the process (`DaemonThreads`).
+grpc.health.v1. The server has one reader thread and one sending thread for each stream. The threads
+of a stream are daemon threads, which end with the process (`DaemonThreads`).
 """
 
 from __future__ import annotations

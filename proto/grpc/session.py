@@ -207,9 +207,10 @@ class ClientSession:
 
         Raises:
             Unreachable: No shard accepts the stream within the time limit.
-            RequestRejected: The shard rejects the Hello or the offer, or the client does not trust
-                the shard.
-            OfferAccepted: The shard has accepted the offer; the client must open another session.
+            RequestRejected: The shard rejects the Hello or the offered model, or the client does
+                not trust the shard.
+            OfferAccepted: The shard has accepted the offered model; the client must open another
+                session.
             OtherRun: This worker id has trained in the run with another program (script).
             ConfigurationError: The model is too large to be offered.
             StreamLost: The stream ended, or the server is not a Thinwire shard.

@@ -36,7 +36,7 @@ class GuardedStream(Protocol):
     peer: str
 
     def close(self) -> None:
-        """End the client's stream."""
+        """End the stream of the client."""
 
 
 @dataclasses.dataclass(frozen=True)

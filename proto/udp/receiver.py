@@ -183,7 +183,7 @@ class UdpReceiver:
 
     Args:
         address: Address to listen on: IPv4, IPv6 or a host name.
-        num_channels: Number of datagram channels, 1..7.
+        num_channels: Number of UDP datagram channels, 1..7.
         owner: Handler of the received datagrams and of the timer.
         joining: True to let the kernel join datagrams of one size into one buffer, if it can.
         clock: Function that returns a monotonic time, in seconds.
@@ -191,7 +191,7 @@ class UdpReceiver:
         sleep: Function that sleeps for a number of seconds.
 
     Raises:
-        ConfigurationError: This machine does not have the address.
+        ConfigurationError: The address to listen on is not an address of this machine.
     """
 
     def __init__(

@@ -76,7 +76,7 @@ class Outbox:
         counts: Datagram counters of the channels, channel 1 first.
 
     Args:
-        channels: Number of datagram channels.
+        channels: Number of UDP datagram channels, which have different importance.
         max_late: Number of training steps; a queued batch is dropped if the step of a new batch is
             more than this number later.
     """
@@ -150,7 +150,7 @@ class SendingSocket(Protocol):
         """Send one buffer of datagrams, with control messages for the kernel."""
 
     def close(self) -> None:
-        """Close the datagram socket."""
+        """Close the UDP socket of the datagram channel."""
 
 
 @dataclasses.dataclass(frozen=True)

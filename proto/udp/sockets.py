@@ -40,7 +40,7 @@ def tos(scheme: str, channel: int, channels: int) -> int | None:
     - ``off``: the result is None, and packets are not marked.
 
     Args:
-        scheme: Marking scheme, one of `SCHEMES`.
+        scheme: Scheme that marks packets with classes of service, one of `SCHEMES`.
         channel: Number of the datagram channel; 0 for the reliable stream.
         channels: Number of datagram channels, 0..7.
 

@@ -2,8 +2,8 @@
 
 The interface of the shard's core is ``handle(event, now) -> [action]`` and ``next_deadline()``. The
 shard's core (a state machine) never waits, reads no clock and holds no lock. The gRPC server, the
-Simulator and the tests send the same types of events to the shard's core. Equal events lead to
-equal states of the core, bit for bit, so a shard can replay a journal of the events.
+Simulator and the tests all use the event types of the shard's core. Equal events lead to equal
+states of the core, bit for bit, so a shard can replay a journal of the events.
 """
 
 from __future__ import annotations
@@ -118,10 +118,10 @@ class PsCore:
         """Begin a phase of a training script: continue the run with the next model, of an unused
         core.
 
-        The run's version number, its counts of examples and seconds, and its counters continue in
-        the new phase, as after a restart. All workers must join the run again after the begin of
-        the phase. The learning rate schedule of a training script's optimizer starts at the batch
-        count in the settings of the new core.
+        The run's version number, its counts of examples and seconds, and its counters continue with
+        the next model of the script, as after a restart. All workers must join the run again after
+        the begin of the phase (training of the script's next model). The learning rate schedule of
+        a training script's optimizer starts at the batch count in the settings of the new core.
 
         Args:
             other: Core with a higher generation (number of restarts), which has handled no event.
@@ -146,12 +146,13 @@ class PsCore:
         event.
 
         The run's weights, version number, counters, and counts of examples and seconds continue
-        from the saved core. Each further part of the core is restored if its saved state has the
-        same form as its new state; else it starts empty.
+        from the saved core. Each further part of the core is restored if the form of its saved
+        state is unchanged; else it starts empty.
 
         Args:
             state: Durable state of the saved core, as `state_dict` returned the state.
-            same_optimizer: True if the optimizers have the same classes as in the saved core.
+            same_optimizer: True if the classes of the optimizers are those of the saved core's
+                optimizers.
 
         Returns:
             Descriptions of the core's parts that start again, for a log line.
@@ -207,7 +208,7 @@ class PsCore:
 
     @property
     def has_started(self) -> bool:
-        """True if the run has started, so that the shard releases (merges) rounds."""
+        """True if the run has started, so that the shard merges rounds of pushes."""
         return self._lifecycle.has_started
 
     @property
@@ -238,7 +239,9 @@ class PsCore:
         return tuple(self._members)
 
     def incarnation_of(self, worker: int) -> int:
-        """Return the incarnation of a worker's last Hello; 0 if the worker has sent no Hello."""
+        """Return the incarnation (process number) in a worker's last Hello; 0 if it has sent no
+        Hello.
+        """
         return self._members.incarnation_of(worker)
 
     def whole(self) -> events.Reply:
@@ -500,9 +503,9 @@ class PsCore:
     def _usable_base(self, event: events.Pull | events.Push) -> int | None:
         """Return the version of a worker's weights; None if a push from this version is unusable.
 
-        A version is unusable if it is from another generation (run of the shard's process), or
-        newer than this shard's version, or if the model accepts no push from this version
-        (`ShardModel.in_step`).
+        A version of weights is unusable if it is from another generation (an earlier restart of the
+        shard), or newer than this shard's version, or if the model accepts no push from this
+        version (`ShardModel.in_step`).
         """
         base = event.base_version
         known = base is not None and base <= self.version
@@ -652,7 +655,7 @@ class PsCore:
         return actions
 
     def _publish(self, over: Mapping[int, int] | None = None) -> list[events.Action]:
-        """Announce the live workers to the other shards.
+        """Send the list of live workers to the other shards.
 
         Args:
             over: Worker id -> newest step that this shard has merged or given up. The other shards
@@ -892,7 +895,7 @@ class PsCore:
     # -- groups by speed --------------------------------------------------------------------
 
     def _regroup(self, now: float) -> list[events.Action] | None:
-        """Continue a change of the worker groups, after all complete rounds were released.
+        """Continue a change of the worker groups after all complete rounds have been merged.
 
         Returns:
             The actions of a change, after which complete rounds must be released again; None if no
@@ -1050,14 +1053,15 @@ class PsCore:
     def state_dict(self, soft: bool = False) -> State:
         """Return the shard core's durable (checkpointed) state as plain data with copied arrays.
 
-        A restarted shard continues from the durable state, which holds weights, counters and
-        finished steps.
+        A restarted shard continues from the durable (checkpointed) state, which holds weights,
+        counters and finished steps.
 
         Args:
-            soft: True to return the soft state instead: leases, rounds in progress, open requests.
-                A restarted shard without a journal loses the soft state and rebuilds it from new
-                events. A shard with a journal restores durable and soft state and replays its
-                events on them. The core shares the arrays of the soft state and never changes them.
+            soft: True to return, instead of the durable (checkpointed) state, the soft state:
+                leases, rounds in progress, open requests. A restarted shard without a journal loses
+                the soft state and rebuilds it from new events. A shard with a journal restores
+                durable and soft state and replays its events on them. The core shares the arrays of
+                the soft state and never changes them.
         """
         states = {name: part.state_dict(soft) for name, part in self._parts().items()}
         if soft:
@@ -1065,8 +1069,8 @@ class PsCore:
         return {"generation": self.config.generation, **states}
 
     def snapshot(self) -> State:
-        """Return the core's durable state for another thread, which reads it while the core
-        continues.
+        """Return the core's durable (checkpointed) state for another thread, which reads it
+        concurrently.
 
         The thread that receives the snapshot may read the arrays of the snapshot only once.
         """

@@ -182,7 +182,9 @@ class Counters:
         self._restored_version, self._lost_before = version, self.lost_updates
 
     def state_dict(self, soft: bool) -> State:
-        """Return all counters of the shard, or with `soft` the version at which it was restored."""
+        """Return all counters of the shard, or if `soft`, the version at which the shard was
+        restored.
+        """
         if soft:
             return {"restored_version": self._restored_version, "lost_before": self._lost_before}
         return {

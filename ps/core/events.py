@@ -21,7 +21,9 @@ _LONGEST_CAUSE = 200
 
 @dataclasses.dataclass(frozen=True)
 class Join:
-    """Event: a worker sent its Hello to the shard; `incarnation` identifies its process."""
+    """Event: a worker sent its Hello to the shard; `incarnation` identifies the worker's
+    process.
+    """
 
     worker: int
     incarnation: int

@@ -11,8 +11,8 @@ from thinwire.runtime.run.settings import DRAIN_SECONDS
 
 
 class RunPhase(enum.Enum):
-    """Phase of a run on a shard. A run passes through the phases WAITING, RUNNING, DRAINING and
-    ENDED in this order, but may skip a phase.
+    """Phase of a run on a shard, from the wait for workers to the run's end. A run passes through
+    the phases WAITING, RUNNING, DRAINING and ENDED in this order, but may skip a phase.
     """
 
     WAITING = "waiting"  # the shard waits for the workers to join the run
@@ -83,7 +83,7 @@ class RunLifecycle:
             self.phase = RunPhase.RUNNING
 
     def request_stop(self, reason: str, now: float, waits: bool) -> RunPhase | None:
-        """Drain or end the run: any phase -> DRAINING -> ENDED.
+        """Drain (wait for pushes in flight) or end the run: any RunPhase -> DRAINING -> ENDED.
 
         Args:
             reason: Reason for the end of the run, in the words of the run's summary.
@@ -210,7 +210,9 @@ class RunLifecycle:
             self.has_started, self.phase = False, RunPhase.WAITING
 
     def state_dict(self, soft: bool) -> State:
-        """Return the run's stop reason and duration; with `soft` its phase and deadlines."""
+        """Return the run's stop reason and duration, or if `soft`, its RunPhase and its
+        deadlines.
+        """
         if not soft:
             return {"stop_reason": self.stop_reason, "seconds": self.seconds()}
         return {
@@ -230,7 +232,7 @@ class RunLifecycle:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the run's phase, deadlines and duration that `state_dict` returned."""
+        """Restore the run's RunPhase, deadlines and duration that `state_dict` returned."""
         # The durable (checkpointed) state restores no stop_reason, because a run that is resumed
         # after its end continues.
         if not soft:

@@ -142,8 +142,8 @@ class Member:
         return released
 
     def cancel_push(self) -> None:
-        """Any phase -> COMPUTING: remove a worker's waiting push; a retry of its step is
-        accepted.
+        """Any MemberPhase -> COMPUTING: remove a worker's waiting push, but accept a retry of
+        it.
         """
         # Read applied_step before drop_push() is called, because its value depends on the push that
         # waits.
@@ -151,8 +151,8 @@ class Member:
         self.drop_push()
 
     def drop_push(self) -> None:
-        """Any phase -> COMPUTING: remove a worker's waiting push; a retry of its step is not
-        merged.
+        """Any MemberPhase -> COMPUTING: remove a worker's waiting push, and never merge a retry of
+        it.
         """
         self.buffered, self.submitted = None, []
 
@@ -199,7 +199,9 @@ class MemberTable:
         return self._members.setdefault(worker, Member())
 
     def incarnation_of(self, worker: int) -> int:
-        """Return the incarnation of a worker's last Hello; 0 if the worker has sent no Hello."""
+        """Return the incarnation (process number) in a worker's last Hello; 0 if it has sent no
+        Hello.
+        """
         member = self._members.get(worker)
         return 0 if member is None else member.incarnation
 
@@ -269,7 +271,7 @@ class MemberTable:
     # -- state ------------------------------------------------------------------------------
 
     def state_dict(self, soft: bool) -> State:
-        """Return the workers' applied steps and versions of weights; with `soft` their whole
+        """Return the workers' applied steps and versions of weights; if `soft`, their whole
         records.
         """
         if soft:

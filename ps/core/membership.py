@@ -108,7 +108,9 @@ class Membership(Protocol):
         """Return the state of a worker's membership: "live", "suspect" or "left"."""
 
     def incarnation_of(self, worker: int) -> int:
-        """Return the incarnation of a worker's live process; 0 if none is live or known."""
+        """Return the incarnation (process number) of a live worker; 0 if the worker is not live or
+        unknown.
+        """
 
     def begin_epoch(self) -> int:
         """Begin a new membership epoch with unchanged live workers; return the number of the
@@ -121,7 +123,7 @@ class Membership(Protocol):
         """
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the membership of the workers; load the durable state before the soft state."""
+        """Restore the membership of the workers; load the durable (checkpointed) state first."""
 
 
 @dataclasses.dataclass
@@ -291,7 +293,7 @@ class Coordinator:
         return "live" if lease.connected and not lease.suspected else "suspect"
 
     def incarnation_of(self, worker: int) -> int:
-        """Return the incarnation of a worker's live process; 0 if the worker is not live."""
+        """Return the incarnation (process number) of a live worker; 0 if the worker is not live."""
         lease = self.leases.get(worker)
         return lease.incarnation if lease is not None else 0
 
@@ -303,7 +305,7 @@ class Coordinator:
         return self.epoch
 
     def state_dict(self, soft: bool) -> State:
-        """Return membership epoch, counters and known worker ids; with `soft` the epoch and
+        """Return the membership epoch, counters and known worker ids; if `soft`, the epoch and the
         leases.
         """
         if soft:
@@ -320,7 +322,9 @@ class Coordinator:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the saved membership of workers; without the soft state, all must join again."""
+        """Restore the saved membership of workers; without saved leases, all workers must join
+        again.
+        """
         if soft:
             self.epoch, self.leases = state["epoch"], dict(state["leases"])
             self._first_end = state["first_end"]
@@ -353,9 +357,9 @@ class IncarnationClaim:
 class FollowerMembership:
     """Membership on the shards from 1 on: the members are the workers of shard 0's newest epoch.
 
-    A following shard (a shard other than shard 0) has no leases. A following shard reports to shard
-    0 the live workers that were silent for the length of a lease. Without the reports to shard 0, a
-    worker that reaches only shard 0 would block all rounds on the following shard.
+    A following shard (a shard other than shard 0) has no leases. A shard other than 0 reports to
+    shard 0 the live workers that were silent for the length of a lease. Without the reports of
+    silent workers, a worker that reaches only shard 0 would block all rounds on the other shards.
     """
 
     leads = False
@@ -474,7 +478,7 @@ class FollowerMembership:
         )
 
     def incarnation_of(self, worker: int) -> int:
-        """Return the incarnation of a worker's live process; 0 if the incarnation is not known."""
+        """Return the incarnation (process number) of a live worker; 0 if it is not known."""
         return self._named.get(worker, 0)
 
     def state_of(self, worker: int) -> str:
@@ -486,7 +490,7 @@ class FollowerMembership:
         return self.epoch
 
     def state_dict(self, soft: bool) -> State:
-        """Return the number of the membership epoch; with `soft` also live workers and their
+        """Return the number of the membership epoch; if `soft`, also the live workers and their
         Hellos.
         """
         if not soft:
@@ -500,7 +504,7 @@ class FollowerMembership:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the live workers; without a saved soft state, none is live until shard 0's next
+        """Restore the live workers; if none are saved, no worker is live until shard 0's next
         epoch.
         """
         # The saved epoch number is not restored, because shard 0 announces its present epoch again,

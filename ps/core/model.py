@@ -116,8 +116,8 @@ class ShardModel:
         """Begin a phase (a further model) of a training script; version and examples continue.
 
         Args:
-            version: Number of updates in the script's earlier phases.
-            samples: Number of examples consumed in the script's earlier phases.
+            version: Number of updates in the script's earlier phases (models).
+            samples: Number of examples consumed in the script's earlier phases (models).
         """
         self.version, self.samples = version, samples
         self._weighting = self.method.weighting.init(len(self.theta), version)
@@ -131,7 +131,7 @@ class ShardModel:
 
         Args:
             saved: Durable state of the saved model, as `state_dict` returned the state.
-            same_optimizer: True if the optimizers have the same classes as in the saved state.
+            same_optimizer: True if the classes of the optimizers are those of the saved optimizers.
 
         Returns:
             Descriptions of the states that start again, for a log line.
@@ -185,7 +185,7 @@ class ShardModel:
         """Return whether the script or schedule gives a finite learning rate for a round's update.
 
         Args:
-            arrivals: Updates of a complete round of pushes, all for the same optimizer.
+            arrivals: Updates of a complete round of pushes, all for one optimizer of the script.
         """
         is_set = any(arrival.learning_rate is not None for arrival in arrivals)
         return is_set or math.isfinite(self._step_rate(arrivals[0].optimizer))
@@ -216,7 +216,8 @@ class ShardModel:
 
         Args:
             samples: Number of examples that the update was computed on.
-            repeats: True if an earlier update has already counted the same examples.
+            repeats: True if an earlier update has already counted these examples (a training step
+                with several optimizers).
         """
         self.samples += 0 if repeats else samples
 
@@ -235,7 +236,8 @@ class ShardModel:
         """Weigh, merge and apply the pushes of one round; the version grows by 1 if any is applied.
 
         Args:
-            arrivals: Updates of a complete round in order of worker id, all for the same optimizer.
+            arrivals: Updates of a complete round in order of worker id, all for one optimizer of
+                the script.
             oldest_base: Oldest version at which a live worker's next push may be computed.
             share: Number of workers in the round's group divided by the number of all workers. It
                 is the factor of the changes that these workers' scripts made to their weights.
@@ -380,8 +382,8 @@ class ShardModel:
         )
 
     def sharing_key(self, request: ModelRequest) -> Hashable:
-        """Return the key of a worker's request for the model. The shard may send replies with the
-        same arrays to requests with equal keys.
+        """Return the sharing key of a worker's request for the model. The shard may send replies
+        with the same arrays to requests with equal keys.
         """
         return self.method.down_codec.sharing_key(request, self._down)
 
@@ -492,14 +494,17 @@ class ShardModel:
     def state_dict(self, soft: bool) -> State:
         """Return the model's durable (checkpointed) state with copied arrays, or its `soft` state.
 
-        The model's durable state holds the weights and the states of the policies (weighting,
-        optimizer and codec). The model's soft state holds the last replies and the entries that
-        workers add themselves. The arrays in the soft state never change.
+        The model's durable (checkpointed) state holds the weights and the states of the policies
+        (weighting, optimizer and codec). The model's soft state, which checkpoints omit, holds the
+        last replies and the entries that workers add themselves. The arrays in the model's soft
+        state (the part that checkpoints omit) never change.
         """
         return _of_workers(self._down) if soft else self._durable_state(copied)
 
     def snapshot(self) -> State:
-        """Return the model's durable state for another thread, with copy-on-write large arrays."""
+        """Return the model's checkpointed state for another thread, with copy-on-write large
+        arrays.
+        """
         return self._durable_state(self.freezer.freeze)
 
     def _durable_state(self, keep: Keep) -> State:
@@ -688,11 +693,13 @@ class CollectiveShardModel(ShardModel):
         return ModelReply(Operation.NONE, nothing, self.version, "delta")
 
     def state_dict(self, soft: bool) -> State:
-        """Return the model's durable state, or with `soft` the version of the copied weights."""
+        """Return the model's checkpointed state, or if `soft`, the version of the copied
+        weights.
+        """
         return {"copied_version": self._copied_version} if soft else super().state_dict(soft)
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the model's state; the weights in the durable state count as up to date."""
+        """Restore the model's state; the weights from a checkpoint count as up to date."""
         if soft:
             self._copied_version = state["copied_version"]
             return

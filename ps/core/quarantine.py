@@ -76,8 +76,8 @@ class UpdateGuard:
         return self._policy.median(self._sizes)
 
     def state_dict(self, soft: bool) -> State:
-        """Return norms and refused steps of pushes; with `soft` the norms of pushes that wait for a
-        round.
+        """Return the norms of applied pushes and the refused steps, or if `soft`, the norms of
+        waiting pushes.
         """
         if soft:
             return {"waiting": dict(self._waiting)}
@@ -166,7 +166,7 @@ class Quarantine:
         return {"refused": refused, "quarantines": _with_text_keys(self._terms)}
 
     def state_dict(self, soft: bool) -> State:
-        """Return the workers' offences, quarantines and refused pushes; with `soft` the clock's
+        """Return the workers' offences, quarantines and refused pushes, or if `soft`, the clock's
         start.
         """
         if soft:

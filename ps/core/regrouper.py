@@ -51,7 +51,7 @@ class RegroupPlanner:
     """
 
     def __init__(self, auto: AutoGroups | None, nb_workers: int) -> None:
-        """Start without measurements of workers' speeds.
+        """Start the planner of worker groups without measured speeds of workers.
 
         Args:
             auto: Settings for worker groups by measured speed; None if the run has fixed groups.
@@ -181,7 +181,9 @@ class RegroupPlanner:
         return self.formed
 
     def state_dict(self, soft: bool) -> State:
-        """Return the formed worker groups; with `soft` also measured speeds and planned groups."""
+        """Return the formed worker groups; if `soft`, also the measured speeds and the planned
+        groups.
+        """
         if not soft:
             return {"formed_groups": format_groups(self.formed.groups) if self.formed else ""}
         return {
@@ -196,7 +198,7 @@ class RegroupPlanner:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the saved worker groups; without soft state, the shard measures all speeds
+        """Restore the saved worker groups and speeds; if no speeds are saved, measure them
         again.
         """
         if not soft:
@@ -266,7 +268,7 @@ class RegroupFollower:
 
         Args:
             worker: Id of the worker that pushes.
-            step: Step number of the push.
+            step: Training step of the worker that the push belongs to.
         """
         return self.is_waiting and step > self._waits_for.get(worker, -1)
 
@@ -301,7 +303,9 @@ class RegroupFollower:
         return events.GroupAssignment(epoch, self._in_force, {}) if self._in_force else None
 
     def state_dict(self, soft: bool) -> State:
-        """Return the worker groups in force; with `soft` the announced changes of these groups."""
+        """Return the worker groups in force, or if `soft`, the announced changes of these
+        groups.
+        """
         if not soft:
             return {"formed_groups": format_groups(self._in_force) if self._in_force else ""}
         return {

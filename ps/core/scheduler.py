@@ -16,7 +16,7 @@ class RoundScheduler:
         """Start the shard's synchronization rule without workers.
 
         Args:
-            policy: Settings of the synchronization rule.
+            policy: Settings of the synchronization rule (which workers wait for each other).
             generation: Generation of the shard (number of its restarts).
         """
         self._rule = policy.start(generation)
@@ -191,7 +191,9 @@ class RoundScheduler:
     # -- state ------------------------------------------------------------------------------
 
     def state_dict(self, soft: bool) -> State:
-        """Return the workers' iteration counts; with `soft` the rounds and the epochs of groups."""
+        """Return the workers' iteration counts, or if `soft`, the rounds and the epochs of
+        groups.
+        """
         state = self._rule.state_dict(soft)
         if not soft:
             return state

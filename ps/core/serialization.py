@@ -35,7 +35,7 @@ class _Record:
 
     Args:
         name: Name of the dataclass in journals and checkpoints.
-        kind: Class object of the dataclass.
+        kind: Class object of the dataclass, which `from_plain` calls.
         fields: Names in the files of all fields that the dataclass compares, separated by spaces.
             ``old=new`` means that the field ``old`` in the files is the attribute ``new``.
     """

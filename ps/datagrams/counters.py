@@ -1,9 +1,10 @@
 """Counters of the UDP datagrams that shards received, and their block in the run's status.
 
-`DatagramCounts` holds one shard's datagram counters. It is saved in the shard's checkpoint and
-reported to shard 0, the leader. `summary_block` joins the datagram counters of all shards with the
-workers' counts of sent datagrams. The names of the datagram counters appear in files and in the
-run's summary. The page docs/reference/figures.md explains these names.
+`DatagramCounts` holds the UDP datagram counters of one shard. The datagram counters are saved in
+the shard's checkpoint and reported to shard 0, the leader. `summary_block` joins the datagram
+counters of all shards with the workers' counts of sent datagrams. The names of the datagram
+counters appear in files and in the run's summary. The page docs/reference/figures.md explains the
+names of the datagram counters.
 """
 
 from __future__ import annotations

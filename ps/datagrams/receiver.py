@@ -107,7 +107,8 @@ class DatagramReceiver:
     def open_session(self, worker: int, incarnation: int) -> DatagramSession:
         """Return the datagram session of a worker's incarnation (process).
 
-        The session of an earlier incarnation of that worker ends.
+        When a new process of a worker opens a datagram session, the session of its earlier process
+        ends.
         """
         with self._lock:
             return self._sessions.open(worker, incarnation)
@@ -139,7 +140,7 @@ class DatagramReceiver:
                 self._end_session(worker)
 
     def end_all_sessions(self) -> None:
-        """End all datagram sessions.
+        """End the datagram sessions of all workers.
 
         After the end of all datagram sessions, the shard rejects each worker's next push, and the
         worker sends Hello again.
@@ -260,7 +261,7 @@ class DatagramReceiver:
             self._wake()
 
     def _repeat(self, session: WorkerReassembly, push: pb.Push, contents: DecodedPush) -> None:
-        """Handle a repeated message of a complete push: deliver the same update again."""
+        """Handle a repeated message of a complete push: deliver the push's update again."""
         assembled = session.reassembler.find_closed(push.step)
         if assembled is None:
             # If the step is older than the newest complete step, the core has already replied to

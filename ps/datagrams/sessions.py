@@ -120,7 +120,8 @@ class Sessions:
     def open(self, worker: int, incarnation: int) -> DatagramSession:
         """Return the datagram session of a worker's incarnation (process).
 
-        The session of an earlier incarnation of that worker ends.
+        When a new process of a worker opens a datagram session, the session of its earlier process
+        ends.
         """
         current = self._by_worker.get(worker)
         if current is not None and current.incarnation == incarnation:

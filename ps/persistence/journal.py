@@ -92,7 +92,7 @@ def contents(path: pathlib.Path, most_bytes: int = -1) -> memoryview:
     """Return the bytes of a journal file from its first record to its end.
 
     Args:
-        path: Path of the journal file.
+        path: Path of the journal file to read.
         most_bytes: Number of bytes of the journal file to read, including the magic bytes at its
             start; -1 for the whole file.
 
@@ -411,12 +411,12 @@ class JournaledCore:
         return {"recovered": self.recovered, "journal": number, "soft": soft}
 
     def consistent(self, state: State) -> State:
-        """Return the durable state to save at the begin of a new journal file.
+        """Return the core's state to save in the checkpoint that begins a new journal file.
 
         At the end of a run, the shard takes a snapshot before every worker has received its last
         reply, so the core may have handled more events than `state` includes. The new journal file
         does not hold the events that the core has handled since `state`. After the end of the run,
-        the function therefore returns the core's current durable state, else `state`.
+        the function therefore returns the core's current state, else `state`.
         """
         return self.core.snapshot() if self._writes and self.core.stop_reason else state
 

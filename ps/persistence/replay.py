@@ -1,8 +1,8 @@
 """Restores the state in which a PS shard died: loads a snapshot, replays the journal's events.
 
-The shard's core is deterministic: the same events lead to the same state, bit for bit. If the
-journal is damaged, the replay ends after the last intact record. An event on which the core raises
-an exception also ends the replay of the journal.
+The shard's core is deterministic: equal sequences of events lead to equal states, bit for bit. If
+the journal is damaged, the replay ends after the last intact record. An event on which the core
+raises an exception also ends the replay of the journal.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Replayed:
     Attributes:
         core: Durable (checkpointed) state of the core after the replay.
         place: Position in the journal after the last replayed record.
-        num_records: Number of replayed events.
+        num_records: Number of events that were replayed from the journal.
         generation: Highest generation (number of restarts of the shard) in the snapshot's state and
             in the heads of all journal files.
         damage: Why the replay ended before the end of the journal; None if the replay reached the
@@ -198,7 +198,7 @@ def replay(
     """Replay the events that a shard wrote to its journal after a snapshot.
 
     Args:
-        folder: Folder of the journal files.
+        folder: Folder that contains the journal files of the shard.
         snapshot: Durable state of the core in the snapshot.
         soft: State of the core in the snapshot that a restart without a journal would lose.
         first: Number of the journal file that the shard began with the snapshot.

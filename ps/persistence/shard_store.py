@@ -213,7 +213,9 @@ class SavedShard:
         return not is_same or bool(first_setting(self.settings, resumed_settings(self._run)))
 
     def has_optimizers_of(self, offer: Offer | None) -> bool:
-        """Return whether the saved model has optimizers of the same classes as `offer`'s model."""
+        """Return whether the classes of the saved model's optimizers are those of `offer`'s
+        model.
+        """
         if self.offer is None or offer is None:
             now = {_OPTIMIZER: resumed_settings(self._run)[_OPTIMIZER]}
             return first_setting(self.settings, now) is None
@@ -242,23 +244,25 @@ class SavedShard:
 
     @property
     def phase(self) -> int:
-        """Number of the script's phase that trains the saved model; 0 without a checkpoint."""
+        """Number of the script's phase (model) that trains the saved model; 0 without a
+        checkpoint.
+        """
         return int(self._found["phase"]) if self._found else 0
 
     @property
     def since(self) -> int:
-        """Number of the script's first phase that trained the saved model's variables; 0 without a
-        checkpoint.
+        """Number of the script's first phase (model) that trained the saved model's variables; 0
+        without a checkpoint.
         """
         return int(self._found["since"]) if self._found else 0
 
     def begin_phase(self, spec: ModelSpec, offer: Offer | None, phase: int, since: int) -> None:
-        """Save the model of the script's next phase from now on, with a new journal.
+        """From now on, save the model of the script's next phase, with a new journal.
 
         Args:
             spec: Names, shapes and dtypes of the whole model's variables.
             offer: Description of the model that a worker has sent; None if flags select the model.
-            phase: Number of the script's phase, which trains this model.
+            phase: Number of the script's phase in which this model is trained.
             since: Number of the script's first phase that trained the variables of this model.
         """
         self._spec, self._offer, self._phase, self._since = spec, offer, phase, since
@@ -409,7 +413,7 @@ class SavedShard:
             version: Version of the weights in the state (number of updates).
             core: Snapshot of the shard core's state; the caller must not change the snapshot
                 afterwards.
-            run_id: Random identity of the run.
+            run_id: Random identifier of the training run.
             bytes_down: Worker id -> number of bytes that the shard has sent to the worker.
             reports: Newest status report of each node: (role, id) -> JSON text.
             datagrams: Counts of the datagrams that the shard has received.

@@ -1,4 +1,4 @@
-"""Final models of the run's ended phases, for an evaluator or worker that reaches a phase late.
+"""Final models of ended phases (periods with one model), for late evaluators and workers.
 
 A phase is a period in which the run trains one model. From the models of ended phases, an evaluator
 or a late worker gets the values of variables that the run does not train now, for example the
@@ -22,13 +22,14 @@ _LEAST_MODELS, _MOST_BYTES = 2, 256 << 20
 
 @dataclasses.dataclass(frozen=True)
 class EndedModel:
-    """Final state of consecutive phases of the run that trained the same variables of one model.
+    """Final state of a model whose variables the run trained in one or more consecutive phases.
 
     Attributes:
         first: Number of the run's first phase that trained this model's variables.
         last: Number of the run's last phase that trained this model's variables.
         layout: Shard layout of this model: the slices of variables that the shard holds.
-        generation: Number of restarts of the shard before the phase `last` ended.
+        generation: Number of restarts of the shard before the end of the last phase that trained
+            this model.
         reply: Reply message with the final weights of the whole model.
     """
 

@@ -314,7 +314,9 @@ def place_of(meeting: pb.EpochMeeting | None) -> Place:
 
 
 def _sums(reports: Sequence[Sequence[pb.MetricState]]) -> Iterator[pb.MetricState]:
-    """Yield the sums of the metrics that all scripts report with the same number of values."""
+    """Yield the sum over scripts of each metric that all scripts report with an equal number of
+    values.
+    """
     states: list[Mapping[str, NDArray[np.float64]]] = [
         {state.name: np.frombuffer(state.values, "<f8") for state in report} for report in reports
     ]

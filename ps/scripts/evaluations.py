@@ -235,7 +235,7 @@ class Evaluations:
         return self._settle(now)
 
     def begin_evaluator(self, now: float) -> list[Notice]:
-        """Register the evaluator's stream.
+        """Register the stream of the run's evaluator process.
 
         The shard sends a new evaluator the earlier fits and the open requests for evaluations.
         """

@@ -1,9 +1,10 @@
 """The start of the run's first evaluator process, for which the workers' scripts wait.
 
-An evaluator runs the same script as the workers, up to the script's call of `distribute`. A user's
-script may clear a folder before it calls `distribute`. To protect the files of the training, no
-worker trains before the first evaluator has reached `distribute`. The Supervisor reports the start
-and the end of the evaluator's process. The evaluator opens its stream to shard 0 in `distribute`.
+Until the script calls `distribute`, an evaluator runs the workers' script as a worker does. A
+user's script may clear a folder before it calls `distribute`. To protect the files of the training,
+no worker trains before the first evaluator has reached `distribute`. The Supervisor reports the
+start and the end of the evaluator's process. The evaluator opens its stream to shard 0 in
+`distribute`.
 """
 
 from __future__ import annotations

@@ -195,8 +195,8 @@ def _check_rates(run: Run, method: Method, offer: Offer) -> None:
 
 
 def _check_finite(values: Float32) -> None:
-    """Reject values with NaN or infinity. The check for NaN and infinity runs piecewise, to need
-    little memory.
+    """Reject offered weights that contain NaN or infinity. The check for NaN and infinity runs
+    piecewise, to need little memory.
     """
     for start in range(0, len(values), 1 << 20):
         if not np.isfinite(values[start : start + (1 << 20)]).all():

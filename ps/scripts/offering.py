@@ -2,8 +2,8 @@
 
 One worker at a time may offer its model: the worker sends a document that describes the model, and
 the initial weights as payload. The shard holds the streams of the other workers for a few seconds
-and then requests these workers to retry. The shard checks the document of an offer before it
-allocates memory for the payload. The shard's main thread gets a worker's offer from
+and then requests these workers to retry. The shard checks the document that describes an offered
+model before it allocates memory for the weights. The shard's main thread gets a worker's offer from
 `OfferStage.next_offer` and builds the model.
 
 Source: design, section 10, "The PS runs no user code".
@@ -74,7 +74,7 @@ class ReceivedOffer:
         offer: Checked description of the model, from the worker's document.
         payload: Bytes of the shard's initial weights, then of moving statistics and optimizer
             slots, of the expected length.
-        worker: Id of the worker that sent the offer.
+        worker: Id of the worker that offered the model.
         stream: Stream of the offering worker, which waits for an answer.
         program: Rows that describe the script of the worker; empty if the worker has no script.
     """
@@ -136,15 +136,15 @@ class OfferStage:
         guard: ConnectionGuard,
         on_offer: Callable[[ReceivedOffer], None],
     ) -> OfferStage:
-        """Return the object that accepts the next phase's model while the shard serves a model.
+        """Return the object that accepts the script's next model while the shard serves a model.
 
         Args:
             run: Settings of the training run.
             own: Settings of this PS shard from its command-line flags.
             phase: Number of the phase (model of the script) for which the stage accepts a model.
-            run_id: Random id of the run.
+            run_id: Random identifier of the training run.
             guard: Guard that limits and counts the clients of the shard's port.
-            on_offer: Function called with each received offer, in the thread that reads the
+            on_offer: Function called with each received model offer, in the thread that reads the
                 offering worker's stream.
         """
         stage = cls(run, own)
@@ -164,7 +164,7 @@ class OfferStage:
         """Open the port. A shard with id 1 or higher also starts to wait for shard 0's model.
 
         Raises:
-            thinwire.proto.grpc.PortInUse: Another process uses the port.
+            thinwire.proto.grpc.PortInUse: Another process already listens at the port.
         """
         run, flags = self.run, self.own
         dscp = dscp_of(run.method.router, run.transport.dgt_dscp)
@@ -178,7 +178,8 @@ class OfferStage:
             threading.Thread(target=self._look_for_leader, name="leader", daemon=True).start()
 
     def next_offer(self) -> ReceivedOffer | None:
-        """Wait for a worker's offer; return None if this shard must end before an offer arrives.
+        """Wait for a worker's model offer; return None if the shard must end before an offer
+        arrives.
 
         Raises:
             Unreachable, RequestRejected: Shard 0 does not answer this shard, or rejects it.
@@ -212,7 +213,7 @@ class OfferStage:
         return None
 
     def refuse(self, received: ReceivedOffer, why: str, reason: int = pb.REASON_OFFER) -> None:
-        """Reject a worker's offer, end the worker's stream, and wait for another worker's offer."""
+        """Reject a worker's model, end the worker's stream, and wait for another worker's model."""
         self._is_taken = False
         self.refuse_offer(received.stream, why, reason)
         received.stream.close()
@@ -289,7 +290,7 @@ class OfferStage:
             return True
 
     def check_digest(self, offer: Offer) -> None:
-        """Check that a worker's offer has the same initial weights as shard 0.
+        """Check that the initial weights that a worker offers equal the initial weights of shard 0.
 
         Raises:
             OtherWeights: Shard 0 has got its initial weights from another worker.
@@ -321,7 +322,7 @@ class OfferStage:
         self._let_all_go()
 
     def refuse_offer(self, stream: ServerStream, why: str, reason: int = pb.REASON_OFFER) -> None:
-        """Send a worker the rejection of its offer, and count the rejected offer."""
+        """Send a worker the rejection of its offered model, and count the rejection."""
         _refuse(stream, reason, why)
         self.guard.record_refusal("offer", stream.peer, why)
 
@@ -384,7 +385,7 @@ class OfferReader:
     """Reader of one client's stream to a shard that waits for its model.
 
     Attributes:
-        stream: Stream of the client.
+        stream: Message stream of the client.
         worker: Worker id of the client; 0 before the client's Hello message is accepted.
         progress_at: Time at which the client last sent enough bytes, in seconds of the stage's
             clock.
@@ -516,10 +517,10 @@ class OfferReader:
         return refusal
 
     def _limit(self, message: pb.ToServer) -> int:
-        """Check the document of a worker's offer; return the length of its payload in bytes.
+        """Check the document that describes an offered model; return the payload's length in bytes.
 
-        The assembler of a worker's offer calls this method before it allocates memory for the
-        payload.
+        The assembler of a worker's messages calls this method before it allocates memory for an
+        offered model.
 
         Raises:
             OfferRefused, OtherWeights: The document that describes the model, or the length of the

@@ -79,8 +79,8 @@ class RunControl:
         return self._barriers.is_worker(worker)
 
     def has_begun(self, phase: int) -> bool:
-        """Return True if all scripts have agreed on the given phase or a later phase (any
-        thread).
+        """Return True if all scripts have agreed to begin the given phase (model) or a later one
+        (any thread).
         """
         return self._barriers.phase >= phase
 
@@ -187,7 +187,7 @@ class RunControl:
         """Record whether a Supervisor starts an evaluator process when scripts need one.
 
         Args:
-            connection: The Supervisor's connection.
+            connection: Network connection of the Supervisor.
             is_available: True if the Supervisor can start an evaluator.
             why: Reason why the Supervisor starts no evaluator; empty if it starts one.
             is_starting: True if the evaluator's process already runs but has not connected yet.
@@ -210,7 +210,9 @@ class RunControl:
             self._notify(self._evaluations.withdraw(id(connection), "", self._clock()))
 
     def begin_evaluator(self, connection: Connection) -> None:
-        """Register the evaluator's stream. The shard closes the stream of an older evaluator."""
+        """Register the stream of the run's evaluator process. The shard closes the stream of an
+        older evaluator.
+        """
         old, self._evaluator = self._evaluator, connection
         if old is not None:
             old.stream.close()

@@ -67,7 +67,7 @@ class Connection:
         """Queue a status report for a client.
 
         Older status reports in the queue of a client that reads slowly are dropped. Return the
-        number of dropped reports.
+        number of reports that were dropped.
         """
         return self.stream.send_report(frame(pb.ToClient(report=report)))
 
@@ -84,10 +84,10 @@ class ReplySender:
         members: Callable[[], list[pb.Member]],
         datagrams: DatagramReceiver | None,
     ) -> None:
-        """Start a batch of replies.
+        """Start a batch of replies to workers.
 
         Args:
-            layout: Layout of the shard.
+            layout: Layout of the shard: the slices of variables that it holds.
             generation: Number of times that the shard has been restarted.
             members: Function that returns the workers that take part in the next round; called at
                 the first reply.
@@ -143,8 +143,8 @@ class Connections:
 
     Attributes:
         workers: Worker id -> network connection of the admitted worker.
-        observers: Running number -> connection of a supervisor, evaluator, script or following
-            shard.
+        observers: Running number -> connection of an observer: a supervisor, an evaluator, a script
+            or another shard.
         had_supervisor: True if a supervisor that evaluates has connected.
         was_evaluated: True if a supervisor that evaluates has left with a Leave message.
         had_onlooker: True if any supervisor has connected.
@@ -164,8 +164,8 @@ class Connections:
         self._lock = threading.Lock()
 
     def add_worker(self, connection: Connection) -> None:
-        """Register a worker's stream. The shard closes an older stream of a worker that registers a
-        new stream.
+        """Register the stream of an admitted worker. The shard closes an older stream of a worker
+        that registers a new stream.
         """
         with self._lock:
             old = self.workers.pop(connection.id, None)
@@ -220,7 +220,8 @@ class Connections:
         """Return the addresses at which the connected workers reach each other.
 
         Args:
-            incarnations: (worker id, incarnation) pair of each worker that has a lease.
+            incarnations: Worker id and incarnation (process number) of each worker that has a
+                lease.
         """
         with self._lock:
             return [
@@ -328,7 +329,7 @@ class Observers:
         """Admit an observer that has sent its Hello message.
 
         Args:
-            newcomer: Connection of the new observer.
+            newcomer: Network connection of the new observer.
             welcome: First message to the new observer.
             halt: Message about the end of the run; None if the run has not ended.
         """
@@ -380,7 +381,7 @@ class Observers:
             self.num_dropped += sum(listener.send_report(report) for listener in listeners)
 
     def send_epoch(self, epoch: pb.Membership) -> None:
-        """Send a new membership epoch to every following shard."""
+        """Send a new membership epoch (list of live workers) to every other shard."""
         self._epoch = epoch
         for shard in self._connections.with_role(pb.ROLE_SHARD):
             shard.send(pb.ToClient(membership=epoch))

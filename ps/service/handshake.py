@@ -65,9 +65,9 @@ def hello_to_leader(mine: Identity, address: str = "") -> pb.Hello:
     sends a shorter Hello message, which only requests the identity of shard 0's model.
 
     Args:
-        mine: Identity (settings and model) of the following shard.
-        address: ``host:port`` of the following shard; empty if the other nodes already know this
-            address.
+        mine: Identity (settings and model) of the shard that sends the Hello.
+        address: ``host:port`` of the shard that sends the Hello; empty if the other nodes already
+            know this address.
     """
     if mine.model is None:
         return pb.Hello(
@@ -182,7 +182,9 @@ def _other_run(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
 
 
 def _other_phase(hello: pb.Hello, mine: Identity, looks_only: bool) -> tuple[int, str] | None:
-    """Return the refusal of a worker or shard in another phase of the script; else None."""
+    """Return the refusal of a worker or shard with another model (phase) of the script; else
+    None.
+    """
     if hello.role == pb.ROLE_WORKER and hello.phase < mine.phase:
         return pb.REASON_PHASE, (
             f"phase: this worker is in phase {hello.phase} of its script, after a restart or a "

@@ -1,7 +1,7 @@
 """Connection of a following shard (id 1 and up) to shard 0, which leads the run.
 
-The following shard gets the run id, the membership epochs and the end of the run from shard 0. The
-following shard sends reports with its counters to shard 0.
+A shard with id 1 or higher receives the run id, the membership epochs and the end of the run from
+shard 0. A shard with id 1 or higher sends reports with its counters to shard 0.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PHASE = "phase"
 
 @dataclasses.dataclass(frozen=True)
 class LeaderModel:
-    """Identity of shard 0's model, sent to a following shard without a model."""
+    """Identity of shard 0's model, sent to another shard without a model."""
 
     run_id: str
     weights_digest: str
@@ -60,13 +60,13 @@ def find_model(run: Run, mine: Identity, closing: threading.Event) -> LeaderMode
 
     Args:
         run: Settings of the training run.
-        mine: Identity (settings) of this shard, which has no model. Its phase is the phase of the
+        mine: Identity (settings) of this shard, which has no model, with the phase number of the
             wanted model.
         closing: Event that ends the wait when it is set.
 
     Raises:
         Unreachable: Shard 0 did not answer within the time limit.
-        RequestRejected: Shard 0 rejected this shard.
+        RequestRejected: Shard 0 rejected the Hello of this shard.
         ConfigurationError: Shard 0 has got its model from its flags, not from a worker.
     """
     address, hello = run.addresses[0], hello_to_leader(mine)
@@ -146,7 +146,7 @@ class LeaderClient:
 
         Raises:
             Unreachable: Shard 0 did not answer within the time limit.
-            RequestRejected: Shard 0 rejected this shard.
+            RequestRejected: Shard 0 rejected the Hello of this shard.
         """
         session, welcome = self._dialler.dial(timeout_seconds)
         self._session = session
@@ -300,7 +300,7 @@ _PATIENCE_SECONDS = 2.0
 
 
 def figures_are_final(server: ShardServer) -> bool:
-    """Return True if the counters of this following shard cannot change until its process ends."""
+    """Return True if the counters of this shard cannot change any more until its process ends."""
     return server.core.stop_reason is not None and not server.connections.workers
 
 

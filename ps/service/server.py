@@ -215,7 +215,7 @@ class ShardServer:
                 has datagram channels.
 
         Raises:
-            thinwire.proto.grpc.PortInUse: Another process uses the port.
+            thinwire.proto.grpc.PortInUse: Another process already listens at the port.
         """
         dscp = dscp_of(self.core.model.method.router, marks)
         self.server = serve(bind, port, self._read, dscp=dscp, guard=self.guard)
@@ -266,7 +266,7 @@ class ShardServer:
         self.queue.put(lose)
 
     def welcome_observer(self, connection: Connection) -> None:
-        """Admit a supervisor, evaluator or following shard (reader threads)."""
+        """Admit a supervisor, an evaluator or another shard (called on reader threads)."""
 
         def welcome() -> None:
             halt = self._halt()
@@ -279,7 +279,7 @@ class ShardServer:
         self.queue.put(ClientRequest(connection, "a Hello", welcome))
 
     def observe(self, connection: Connection, number: int) -> None:
-        """Send an observer the whole model, or an evaluator the model of its phase (writer
+        """Send an observer the whole model, or an evaluator the model that it evaluates (writer
         thread).
         """
         phase = connection.phase
@@ -299,8 +299,8 @@ class ShardServer:
     def welcome_script(self, connection: Connection) -> None:
         """Admit the control stream of a worker's script (writer thread).
 
-        A script without an incarnation only requests the optimizer's state and waits at no
-        barriers.
+        A script that connects without an incarnation (process number) only requests the optimizer's
+        state and waits at no barriers.
         """
         connection.send(self._welcome_message(connection))
         if not connection.incarnation:
@@ -312,7 +312,7 @@ class ShardServer:
     def send_slots(self, connection: Connection, weights: bool) -> None:
         """Send a worker's script the optimizer's state between two updates (writer thread).
 
-        All scripts request the state after the same update, so they all get the same encoded
+        All scripts request the optimizer's state after one update, so they all get the same encoded
         arrays.
 
         Args:

@@ -95,9 +95,9 @@ class PhaseGate(Protocol):
     """Interface through which stream readers reach a script's next phase (next model)."""
 
     def reader(self, phase: int, stream: ServerStream) -> OfferingStream | None:
-        """Return a reader for the stream of a worker that is in a later phase of its script.
+        """Return a reader for the stream of a worker that already has the script's next model.
 
-        The reader is None if the scripts have not agreed on the worker's later phase yet.
+        The reader is None if the scripts have not agreed on the worker's model yet.
         """
 
     def tick(self) -> None:
@@ -157,7 +157,7 @@ class StreamOwner(Protocol):
 
     @property
     def observers(self) -> Observers:
-        """Sender of reports to the shard's supervisors and to following shards."""
+        """Object that sends reports to supervisors, and membership epochs to the other shards."""
 
     @property
     def directory(self) -> ShardDirectory:
@@ -173,7 +173,7 @@ class StreamOwner(Protocol):
 
     @property
     def phases(self) -> PhaseGate | None:
-        """Object that accepts the next phase's model from workers; None if the model cannot
+        """Object that accepts the script's next model from workers; None if the model cannot
         change.
         """
 
@@ -188,10 +188,10 @@ class StreamOwner(Protocol):
         """The control streams between the shard and the workers' scripts."""
 
     def welcome_observer(self, connection: Connection) -> None:
-        """Admit a supervisor, evaluator or following shard."""
+        """Admit a supervisor, an evaluator or another shard."""
 
     def observe(self, connection: Connection, number: int) -> None:
-        """Send an observer the whole model, or an evaluator the model of its phase (writer
+        """Send an observer the whole model, or an evaluator the model that it evaluates (writer
         thread).
         """
 
@@ -333,7 +333,7 @@ class StreamReader:
         return None if text is None else (pb.REASON_OTHER_PROGRAM, text)
 
     def _offer(self, hello: pb.Hello, phases: PhaseGate) -> None:
-        """Pass the stream of a worker in a later phase to the reader that accepts that phase's
+        """Pass the stream of a worker with the script's next model to the reader that accepts this
         model.
         """
         offers = phases.reader(hello.phase, self.stream)
@@ -422,7 +422,7 @@ class StreamReader:
         """Do nothing, because each received chunk of a stream already renews the worker's lease."""
 
     def _shard_heartbeat(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
-        """Queue the ids of the workers that a following shard reports as silent."""
+        """Queue the ids of the workers that another shard reports as silent."""
         for member in heartbeat.unreachable:
             silent = events.WorkerIncarnation(member.worker, member.incarnation)
             self.server.queue.put(events.WorkerUnreachable(silent))

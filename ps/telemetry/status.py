@@ -84,7 +84,7 @@ class StatusReporter:
         }
 
     def shard_document(self, is_last: bool = False) -> str:
-        """Return a following shard's counters as JSON, which the shard sends to shard 0.
+        """Return the counters of a shard other than 0 as JSON, which the shard sends to shard 0.
 
         Args:
             is_last: True if this is the last report of the shard.
@@ -175,10 +175,10 @@ class StatusReporter:
     def privacy(self) -> dict[str, Any]:
         """Return the privacy figures of the run; {} if the method has no privacy bound.
 
-        The privacy guarantee is that of the worker whose updates were merged into the most rounds.
-        The privacy accountant counts an upper bound of a worker's rounds, because a lost worker may
-        have pushed in one more round on another shard, and updates that a crash has undone were
-        sent to workers, too.
+        The status states the privacy guarantee for the worker whose updates were merged into the
+        most rounds. The privacy accountant counts an upper bound of a worker's rounds, because a
+        lost worker may have pushed in one more round on another shard, and updates that a crash has
+        undone were sent to workers, too.
         """
         core = self._core
         pushes = [core.counters.worker(worker).pushes for worker in core.known_workers()]

@@ -149,7 +149,7 @@ class PushDecoder:
         """Check and decode one Push message; do not check that its values are finite.
 
         Args:
-            push: Push message of a worker.
+            push: Push message that a worker has sent.
             payload: Payload bytes that arrived with the message.
             parts: True if the push message may hold only a part of an update.
 

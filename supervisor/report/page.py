@@ -33,7 +33,7 @@ def table(
     Args:
         heads: Titles of the table's columns.
         rows: Cells of each table row, as HTML.
-        kind: CSS class of the table.
+        kind: CSS class of the HTML table.
         differs: One entry for each row from the top; True tints the row, and a missing entry means
             False.
     """
