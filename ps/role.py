@@ -293,7 +293,7 @@ def start_offered(
 
     Args:
         run: Settings of the training run.
-        own: Settings of this shard from its flags.
+        own: Settings of this PS shard from its command-line flags.
         saved: Saved files of the shard, which contain no model to continue.
         stage: Open port that receives the workers' offers of a model.
 
@@ -341,7 +341,7 @@ class ShardProcess:
 
     Args:
         run: Settings of the training run.
-        own: Settings of this shard from its flags.
+        own: Settings of this PS shard from its command-line flags.
         model: The shard's model before the first update: variables, weights and layout.
         saved: Saved files of the shard; None to read the files from the run directory.
     """

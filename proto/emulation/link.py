@@ -118,7 +118,7 @@ class EmulatedSender:
         self._lock = threading.Lock()
 
     def now(self) -> float:
-        """Return the time on the sender's clock, in seconds."""
+        """Return the time on the emulated sender's clock, in seconds."""
         return self._clock()
 
     def carry(self, num_bytes: int, ready_at: float) -> int:

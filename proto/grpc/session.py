@@ -135,11 +135,11 @@ class ClientSession:
     """A client's session with one shard over one gRPC stream.
 
     Attributes:
-        address: ``host:port`` of the shard.
+        address: Network address ``host:port`` of the shard.
         arrivals: Estimator of the timeout after which a silent shard counts as lost.
 
     Args:
-        address: ``host:port`` of the shard.
+        address: Network address ``host:port`` of the shard.
         hello: Hello message, the first message of the session, which adds its proof and its wish
             for a bulk connection.
         max_payload_bytes: Maximum payload of a reply, in bytes. A larger reply is rejected before

@@ -38,7 +38,7 @@ def program(start: bytes, offset: int, numbers: Collection[bytes]) -> list[_Inst
 
     Args:
         start: First 4 bytes of a valid datagram.
-        offset: Offset of the number in a datagram, in bytes.
+        offset: Offset of the session id in a datagram, in bytes.
         numbers: Valid numbers (session ids) of 8 bytes each.
     """
     instructions = [

@@ -120,7 +120,7 @@ class PsCore:
 
         The run's version number, its counts of examples and seconds, and its counters continue with
         the next model of the script, as after a restart. All workers must join the run again after
-        the begin of the phase (training of the script's next model). The learning rate schedule of
+        the start of the phase (training of the script's next model). The learning rate schedule of
         a training script's optimizer starts at the batch count in the settings of the new core.
 
         Args:
@@ -263,7 +263,7 @@ class PsCore:
         return {**self._quarantine.summary(), "median_norm": self._guard.median()}
 
     def summary(self) -> dict[str, Any]:
-        """Return name -> figures of the core, for the run's summary.json."""
+        """Return name -> counters of the core's parts, for the run's summary.json."""
         groups = {
             "groups": [list(group) for group in self.groups],
             "by_group": self.counters.groups.summary(),

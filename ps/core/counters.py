@@ -59,7 +59,7 @@ class GroupCounters:
         return {group: _table(totals) for group, totals in self._groups.items()}
 
     def summary(self) -> dict[str, Any]:
-        """Return worker group -> figures of the group, for the run's summary."""
+        """Return worker group -> counters of the group, for the run's summary."""
         brief = len(self._groups) > _MOST_HISTOGRAMS
         return {group: _row(totals, brief) for group, totals in self._groups.items()}
 

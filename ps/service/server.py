@@ -92,8 +92,8 @@ class ShardServer:
             expelled; sent to the workers.
         bounds: Limits of the numbers that workers may report in messages; None for the limits of
             the training method.
-        groups: For each optimizer of the script, the slices of the shard that the optimizer steps;
-            empty if one optimizer steps all slices.
+        groups: For each optimizer of the script, the slices of the shard's variables that the
+            optimizer updates; empty if one optimizer updates all slices.
     """
 
     def __init__(
@@ -195,8 +195,8 @@ class ShardServer:
             share: Fraction of the next model's values that this shard holds (0 to 1).
             bounds: Limits of the numbers that workers may report in messages, for example batch
                 sizes.
-            groups: For each optimizer of the script, the slices of the shard that the optimizer
-                steps; empty if one optimizer steps all slices.
+            groups: For each optimizer of the script, the slices of the shard's variables that the
+                optimizer updates; empty if one optimizer updates all slices.
         """
         self.identity = None
         if self.datagrams is not None:
