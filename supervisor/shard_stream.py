@@ -30,7 +30,8 @@ def open_streams(
         diallers: For every shard, the object that connects to it.
         patience_seconds: Time limit for the connection to one shard, in seconds.
         rounds: Queue that receives the batches of the workers' measured training rounds.
-        on_welcome: Function called with each shard's Welcome, before the next shard is dialed.
+        on_welcome: Function called with each shard's Welcome message, before the connection to the
+            next shard.
 
     Raises:
         Unreachable: A shard did not answer within ``patience_seconds``; all streams are closed.

@@ -158,7 +158,7 @@ class RunningLink:
 
 
 class _Ticket:
-    """Arrival event and wire bytes of one message on the link."""
+    """Event of the arrival, and number of wire bytes, of one message on the emulated link."""
 
     def __init__(self) -> None:
         self.arrived = threading.Event()

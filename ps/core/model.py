@@ -486,7 +486,9 @@ class ShardModel:
         return Update(None, self.freezer.freeze(self.theta))
 
     def _kept(self, array: Float32) -> Any:
-        """Return a frozen array that a down codec keeps instead of a copy of the weights."""
+        """Return a copy-on-write array that a down codec stores instead of a copy of the
+        weights.
+        """
         # The freezer registers readers of theta itself, not of the read-only view that policies
         # receive.
         return self.freezer.freeze(self.theta if array is self._seen else array)

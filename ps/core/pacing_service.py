@@ -77,7 +77,9 @@ class PacingService:
         self._records = self._pacer.left(worker, self._records)
 
     def summary(self) -> dict[str, Any]:
-        """Return {pacer's name: figures} for the run's summary; {} if the pacer never queries."""
+        """Return {pacer's name: its counters} for the run's summary; {} without queries of
+        workers.
+        """
         if self._pacer is None:
             return {}
         known = self._pacer.summary(self._records) if self._records["records"] else self._last[1]

@@ -141,7 +141,7 @@ class RoundScheduler:
         return tuple(self._rule.draws())
 
     def follow(self, draws: Sequence[Draw]) -> None:
-        """Adopt the draws of workers that shard 0 made; called on all other shards."""
+        """Adopt the random draws of workers that shard 0 made; called on all other shards."""
         self._rule.follow(draws)
 
     def joiners(self) -> tuple[Joiners, ...]:

@@ -282,7 +282,9 @@ class OfferStage:
             return True
 
     def hold(self, stream: ServerStream) -> bool:
-        """Hold a client's stream for some seconds; return False if the shard has its model."""
+        """Let a client wait on its stream for some seconds; return False if the shard has its
+        model.
+        """
         with self._lock:
             if self._has_model:
                 return False

@@ -38,7 +38,7 @@ class ShardInstruments:
 
     Args:
         server: Network server of the shard.
-        reporter: Source of the shard's status figures.
+        reporter: Object that returns the shard's status counters.
         received: Function that returns the counts of received datagrams, or None if the method
             sends no datagrams.
         clock: Function that returns monotonic time in seconds; tests replace the function.

@@ -29,7 +29,7 @@ _LONGEST_STATUS = MAX_MESSAGE_BYTES - 1024
 
 @dataclasses.dataclass(frozen=True)
 class StatusSources:
-    """Functions that return figures of a shard that the shard's core does not have.
+    """Functions that return those counters of a shard that the shard's core does not have.
 
     Attributes:
         refused_peers: Function that returns reason -> number of clients that were refused or
@@ -173,7 +173,8 @@ class StatusReporter:
         return {"guards": block | {"refused": {why: dict(by) for why, by in refused.items()}}}
 
     def privacy(self) -> dict[str, Any]:
-        """Return the privacy figures of the run; {} if the method has no privacy bound.
+        """Return the run's privacy guarantee, such as epsilon; {} if the method has no privacy
+        bound.
 
         The status states the privacy guarantee for the worker whose updates were merged into the
         most rounds. The privacy accountant counts an upper bound of a worker's rounds, because a
