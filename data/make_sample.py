@@ -1,7 +1,7 @@
 """Makes ``data/fashion_mnist_sample``: a small random sample of Fashion-MNIST, balanced by class.
 
 Run ``python -m thinwire.data.make_sample SOURCE_DIR [OUT_DIR]``; SOURCE_DIR holds the four files of
-the full data set. The same source files, seed and zlib version give a byte-identical sample.
+the full data set. Equal source files, seeds and zlib versions give a byte-identical sample.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def draw_balanced(labels: NDArray[np.uint8], count: int, seed: int) -> NDArray[n
     """Return the positions of ``count`` random examples, equally many of each class.
 
     Args:
-        labels: [N] uint8 class of each example.
+        labels: Class of each example, [N] uint8.
         count: Number of examples to draw; a multiple of the number of classes.
-        seed: Seed of the random draw.
+        seed: Seed of the random draw of examples.
 
     Raises:
         ValueError: ``count`` is not a multiple of the number of classes, or a class has too few

@@ -1,8 +1,8 @@
 """Finds the files of a named data set, and downloads files that are missing.
 
-The search order is: the system's package, the Keras cache, a download into the Keras cache. If the
-user names a folder with --data_dir, the search is limited to that folder, so that other data never
-replaces the user's data silently.
+The files of a data set are searched in the system's package, then in the Keras cache, and else
+downloaded into the Keras cache. If the user names a folder with --data_dir, the search is limited
+to that folder, so that other data never replaces the user's data silently.
 """
 
 from __future__ import annotations
@@ -33,20 +33,23 @@ _PREFIXES = {"train": "train", "test": "t10k"}
 
 @dataclasses.dataclass(frozen=True)
 class RawPart:
-    """Training or test part of a data set in its stored form, without scaling."""
+    """Training or test part of a data set in its stored form, without scaled pixels."""
 
-    images: NDArray[Any]  # images [N, height, width, channels] uint8, or tokens [N, ...] int32
-    labels: NDArray[Any]  # [N] int32 classes; for generated data and text, the task's form
-    file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64; None: not AdaComp's layout
+    # Stored images [N, height, width, channels] uint8, or tokens [N, ...] int32.
+    images: NDArray[Any]
+    labels: NDArray[Any]  # classes [N] int32; labels in the task's form for generated data and text
+    # Number of the first example of each file, [files + 1] int64; None except in AdaComp's layout.
+    file_offsets: NDArray[np.int64] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """Places at which the files of one data set may be found."""
+    """Folders in which the files of one data set may be found."""
 
     folders: tuple[Path, ...] = ()  # folders in which a system package installs IDX files
-    cache: str | None = None  # folder of IDX files, or .npz, in datasets/ of the Keras cache
-    package: str | None = None  # how to install the system package with the data set
+    # Folder of IDX files, or .npz file, in the folder datasets/ of the Keras cache.
+    cache: str | None = None
+    package: str | None = None  # advice how to install the system package with the data set
 
 
 _SOURCES = {
@@ -66,14 +69,15 @@ def find(name: str, part: str, data_dir: str | None, image_size: int, image_dept
     """Return the training or test part of a stored data set.
 
     Args:
-        name: fashion_mnist_sample, fashion_mnist, mnist or cifar10.
-        part: "train" or "test".
-        data_dir: Folder of --data_dir; None for the data set's usual places.
+        name: Name of the data set: fashion_mnist_sample, fashion_mnist, mnist or cifar10.
+        part: Part of the data set, "train" or "test".
+        data_dir: Folder of the files (--data_dir); None for the data set's usual folders.
         image_size: Height and width of an image in pixels, for files without headers.
         image_depth: Number of channels of an image, for files without headers.
 
     Raises:
-        ConfigurationError: The files are missing or damaged, or the download failed.
+        ConfigurationError: The files of the data set are missing or damaged, or their download
+            failed.
     """
     if name == "cifar10":
         return _cifar10(part, data_dir)
@@ -115,7 +119,9 @@ def _names(part: str, kind: str) -> list[str]:
 
 
 def _from_folder(folder: Path, part: str) -> RawPart | None:
-    """Return a part from its images and labels files; None if the folder has neither file."""
+    """Return the training or test part from its two files (images and labels); None if the folder
+    has neither file.
+    """
     paths = []
     for kind in ("images", "labels"):
         candidates = [folder / name for name in _names(part, kind)]
@@ -229,8 +235,8 @@ def _download(name: str, source: _Source, folder: Path, files: list[str]) -> Non
 def _fetch(address: str, target: Path, check: Callable[[Path], None] | None = None) -> None:
     """Download one file of a data set to the path ``target``.
 
-    The download goes to a temporary file, which replaces ``target`` only after the size and
-    ``check`` are correct: another process never reads a partial or damaged file.
+    The function downloads to a temporary file, which replaces ``target`` only if the size and
+    ``check`` are correct, so that another process never reads a partial or damaged file.
     """
     logging.info("data: downloading %s", address)
     descriptor, partial = tempfile.mkstemp(dir=target.parent, prefix=".partial-")

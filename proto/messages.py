@@ -1,8 +1,9 @@
-"""Converts between the types of `thinwire.ops` and the messages of the wire.
+"""Converts between the types of `thinwire.ops` and the messages of the wire protocol.
 
-Model signatures, fingerprints, blocks, auxiliary values and manifests of datagrams have a function
-for each direction. The functions for received messages check lengths, ranges, order and enum values
-before memory is allocated. An invalid message raises Malformed and no other exception.
+For model signatures, fingerprints of settings, blocks, auxiliary values and manifests of datagrams,
+the module `messages` has a function for each direction of the conversion. The functions that
+convert received messages check lengths, ranges, order and enum values before they allocate memory.
+The conversion of an invalid message raises Malformed and no other exception.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ __all__ = [
 #: Version of the wire protocol, which a client's Hello contains.
 PROTOCOL_VERSION = 2
 
-#: Most entries of one model variable. The limit is far above any real model, and keeps sizes in
-#: bytes far from an integer overflow.
+#: Largest number of entries of one model variable. The limit is far above any real model, and
+#: prevents an integer overflow of sizes in bytes.
 _MAX_ENTRIES = 1 << 40
 _DTYPE_NUMBERS = {
     name: pb.ValueDtype.Value(f"VALUE_DTYPE_{name.upper()}") for name in (*VALUE_DTYPES, *FEW_BITS)
@@ -74,7 +75,7 @@ _MOST_CHANNELS = 7
 
 
 def tensors_of(spec: ModelSpec) -> list[pb.Tensor]:
-    """Return a model's signature for a Hello: path, shape and dtype of each variable."""
+    """Return a model's signature for a Hello message: path, shape and dtype of each variable."""
     return [
         pb.Tensor(path=tensor.path, shape=tensor.shape, dtype=tensor.dtype)
         for tensor in spec.tensors
@@ -85,8 +86,8 @@ def spec_of(tensors: Iterable[pb.Tensor]) -> ModelSpec:
     """Return the model (variables with path, shape and dtype) that a signature describes.
 
     Raises:
-        Malformed: A path is empty or repeated, a dtype is not float32, or a variable is larger than
-            any memory.
+        Malformed: The path of a variable is empty or repeated, its dtype is not float32, or it is
+            larger than any memory.
     """
     result: dict[str, TensorSpec] = {}
     for tensor in tensors:
@@ -102,10 +103,10 @@ def spec_of(tensors: Iterable[pb.Tensor]) -> ModelSpec:
 
 
 def settings_of(fingerprint: Iterable[tuple[str, str]]) -> list[pb.Setting]:
-    """Return a fingerprint of the training method's settings for a Hello.
+    """Return a fingerprint (names and values) of the training method's settings for a Hello.
 
     Args:
-        fingerprint: Pairs of a setting's name and the canonical text of its value.
+        fingerprint: Pairs of a setting's name and its value as canonical text.
     """
     return [pb.Setting(name=name, value=value) for name, value in fingerprint]
 
@@ -114,7 +115,7 @@ def first_difference(
     expected: Sequence[pb.Tensor] | Sequence[pb.Setting],
     got: Sequence[pb.Tensor] | Sequence[pb.Setting],
 ) -> str | None:
-    """Return the first difference between two model signatures or two fingerprints.
+    """Return the first difference between two model signatures or two fingerprints of settings.
 
     Returns:
         A text with the field's name and both values, or None if the arguments are equal.
@@ -187,8 +188,8 @@ def dense_to_message(sizes: Sequence[int], repeated_field: _RepeatedBlocks) -> N
     """Append the descriptions of dense float32 slots (variable slices) to a message.
 
     Args:
-        sizes: Number of entries of each slot.
-        repeated_field: Repeated Block field of the message.
+        sizes: Number of entries of each slot (variable slice).
+        repeated_field: Repeated Block field of the message, to which the descriptions are appended.
     """
     for slot, size in enumerate(sizes):
         block = WireBlock(slot, size, IndexCoding.DENSE, 0, b"", "float32", 1.0, b"")
@@ -204,15 +205,16 @@ def blocks_from_message(
         blocks: Descriptions of the blocks, in the order of the payload.
         payload: Index bytes and value bytes of all blocks, in block order.
         sizes: Number of entries of each slot (variable slice) of the shard.
-        ranges: True if a block may hold ranges of a dense block, because datagrams carry the
-            missing ranges.
+        ranges: True if a block may hold only ranges of a dense block, because datagrams carry the
+            other ranges.
 
     Returns:
         One block for each description; dense values may be views of ``payload``.
 
     Raises:
-        Malformed: The slots do not ascend or are out of range, the lengths do not add up to the
-            payload, or a block's bytes cannot be decoded.
+        Malformed: The slots (variable slices) of the blocks do not ascend or are out of range, the
+            lengths of the blocks do not add up to the payload, or a block's bytes cannot be
+            decoded.
     """
     free = position = 0
     result = []
@@ -250,7 +252,9 @@ def blocks_from_message(
 
 
 def spanned(block: pb.Block) -> range:
-    """Return the slots (variable indices) in a block's description, without a range check."""
+    """Return the slots (indices of variable slices) in a block's description, without a range
+    check.
+    """
     return range(block.slot, block.slot + max(1, block.slots))
 
 
@@ -258,7 +262,7 @@ def coded_blocks(blocks: Sequence[pb.Block], payload: memoryview) -> tuple[WireB
     """Return received blocks in coded form, so that a relay can send them unchanged.
 
     Args:
-        blocks: Descriptions that `blocks_from_message` has accepted.
+        blocks: Descriptions of blocks that `blocks_from_message` has accepted.
         payload: Index bytes and value bytes of all blocks, in block order.
     """
     result, position = [], 0
@@ -287,13 +291,13 @@ def coded_blocks(blocks: Sequence[pb.Block], payload: memoryview) -> tuple[WireB
 def rounds_to_message(
     rounds: RelayedRounds, reply: pb.Reply, chooser: IndexChooser
 ) -> list[BytesLike]:
-    """Append relayed rounds (the updates of each finished round) to a reply; code uncoded blocks.
+    """Append relayed rounds (workers' updates of finished rounds) to a reply; code uncoded blocks.
 
     Args:
-        rounds: Rounds for one worker. The worker's own updates are sent without blocks, because
-            the worker has them.
+        rounds: Finished rounds for one worker. The worker's own updates are sent without blocks,
+            because the worker has their values.
         reply: Reply message to the worker, to which the rounds are appended.
-        chooser: Chooses the coding of each block and encodes it.
+        chooser: Object that chooses the coding of each block's indices and encodes the block.
 
     Returns:
         The pieces of the reply's payload, in order.
@@ -360,7 +364,7 @@ def rounds_from_message(
 
 
 def _num_bytes(block: pb.Block) -> int:
-    """Return the bytes of a block in a payload; values of an unknown dtype count as 0 bytes."""
+    """Return the size in bytes of a block in a payload; values of an unknown dtype count as 0."""
     if block.value_coding:
         return block.index_bytes + block.value_bytes
     width = VALUE_BYTES.get(_DTYPE_NAMES.get(block.value_dtype, ""), 0)
@@ -370,19 +374,20 @@ def _num_bytes(block: pb.Block) -> int:
 def carve_aux(
     payload: memoryview, count: int, expected: Iterable[int]
 ) -> tuple[memoryview, Float32 | None]:
-    """Split the auxiliary values from the end of a payload.
+    """Split the auxiliary values (`aux`, averaged over workers) from the end of a payload.
 
     Args:
         payload: Payload of a push or a reply.
         count: Number of auxiliary values: ``aux_count`` of the message.
-        expected: Values of `count` that the receiver allows.
+        expected: Numbers of auxiliary values that the receiver allows.
 
     Returns:
         (payload of the blocks, auxiliary values). The values are a copy, [count] float32, or None
         if `count` is 0.
 
     Raises:
-        Malformed: The count is not legal, or the payload has fewer bytes than the values.
+        Malformed: The number of auxiliary values is not legal, or the payload has fewer bytes than
+            these values.
     """
     if count not in expected:
         legal = " or ".join(str(number) for number in sorted(expected))
@@ -396,7 +401,7 @@ def carve_aux(
 
 
 def _checked_dtype(block: pb.Block, size: int) -> str:
-    """Check a block's description against the size of its slots; return the values' dtype."""
+    """Check a block's description against the size of its variables; return its values' dtype."""
     name = _DTYPE_NAMES.get(block.value_dtype)
     if name is None or block.coding not in _CODINGS:
         raise Malformed(
@@ -446,7 +451,7 @@ def _decode(
 
 
 def manifest_to_message(manifest: Manifest) -> pb.Manifest:
-    """Return a manifest of datagrams as the message that a Push contains."""
+    """Return a manifest (list of a step's datagrams) as the message that a Push contains."""
     return pb.Manifest(
         channels=[
             pb.Announced(channel=channel.channel, first=channel.first, count=channel.count)
@@ -464,7 +469,8 @@ def manifest_from_message(message: pb.Manifest) -> Manifest:
     """Check and return a Push's manifest (the list of the step's datagrams).
 
     Raises:
-        Malformed: The channels do not ascend within 1..7, or k is not in 0..1.
+        Malformed: The channels of the manifest do not ascend within 1..7, or k (the fraction of
+            blocks on the reliable stream) is not in 0..1.
     """
     previous = 0
     for announced in message.channels:
@@ -474,7 +480,8 @@ def manifest_from_message(message: pb.Manifest) -> Manifest:
                 "expected ascending channels from 1 to 7"
             )
         previous = announced.channel
-    if not 0 <= message.k <= 1:  # NaN is rejected too, because NaN fails every comparison.
+    # The condition rejects NaN too, because NaN fails every comparison.
+    if not 0 <= message.k <= 1:
         raise Malformed(f"k = {message.k} in a manifest; expected 0 to 1")
     return Manifest(
         tuple(
@@ -494,7 +501,8 @@ def outcome_to_message(assembled: ReassembledStep, came_late: int) -> pb.Datagra
 
     Args:
         assembled: Counts of received and missing datagrams and blocks of the step.
-        came_late: Number of datagrams of earlier steps that arrived since the last push.
+        came_late: Number of datagrams of earlier steps that have arrived since the worker's last
+            push.
     """
     return pb.DatagramOutcome(
         announced=assembled.announced,

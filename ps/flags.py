@@ -93,17 +93,17 @@ class PsFlags:
 
     @property
     def node(self) -> str:
-        """Name of the shard's folders in the run directory, for example ``ps-0``."""
+        """Name of the PS shard's folders in the run directory, for example ``ps-0``."""
         return f"ps-{self.id_ps}"
 
 
 def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
-    """Reject unusable settings of a PS before heavy modules are imported.
+    """Reject unusable settings of a parameter server before slow imports (TensorFlow, gRPC).
 
     Raises:
-        ConfigurationError: The run has no shard with the id --id_ps; the address to listen on is
-            reachable from other machines, but certificates, token and --insecure are missing; or
-            --checkpoint_dir is unusable.
+        ConfigurationError: The run has no shard with the id --id_ps, or --checkpoint_dir is
+            unusable, or other machines can reach the address to listen on although certificates,
+            token and --insecure are missing.
     """
     from thinwire.proto.grpc import check_bind
 
@@ -121,11 +121,11 @@ def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
 
 
 def read(addresses: tuple[str, ...], given: flags.FlagValues = FLAGS) -> PsFlags:
-    """Return the settings of this PS process from its flags.
+    """Return the settings of this parameter server process from its command-line flags.
 
     Args:
         addresses: ``host:port`` of each shard, in the order of the shards' ids.
-        given: Parsed command-line flags.
+        given: Parsed command-line flags of the process.
     """
     port = int(addresses[given.id_ps].rpartition(":")[2]) if given.id_ps < len(addresses) else 0
     return PsFlags(

@@ -1,4 +1,4 @@
-"""Flags that only the Supervisor reads."""
+"""Command-line flags that only the Supervisor reads."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _IS_FUNCTION = FlagRule(
     lambda text: re.fullmatch(r"[\w.]+:[\w.]+", text) is not None,
     "must name a module and a function of the module: --on_metrics=module:function",
 )
-#: Flags that the evaluator's script does not inherit from the Supervisor: `script_words` sets some
-#: of these flags; the remaining flags keep their defaults.
+#: Flags that the evaluator's script does not inherit from the Supervisor. The function
+#: `script_words` sets some of these flags, and the other flags have their defaults.
 _OWN_OF_EVALUATOR = (
     "type_node",
     "model_from",
@@ -108,11 +108,11 @@ class SupervisorFlags:
 
 
 def check(run: Run) -> None:
-    """Check that the storage of --report_dir can be used.
+    """Check that the storage that --report_dir names can be used.
 
     Raises:
-        ConfigurationError: The address names no storage, or the storage cannot be reached, written
-            or read.
+        ConfigurationError: The value of --report_dir names no storage, or the storage cannot be
+            reached, written or read.
     """
     if run.report_dir is not None:
         from thinwire.runtime.persistence.places import REPORTS, check_place
@@ -128,10 +128,11 @@ def read() -> SupervisorFlags:
 
 
 def script_words(run: Run) -> list[str]:
-    """Return the flags of the evaluator's script, which runs on the CPU next to the Supervisor.
+    """Return the flags of the evaluator's script, which runs on the CPU of the Supervisor's
+    machine.
 
     Args:
-        run: Settings of the run.
+        run: Settings of the training run.
     """
     names = [name for name in FLAGS if FLAGS[name].present and name not in _OWN_OF_EVALUATOR]
     supervisor_names = [option.name for topic in TOPICS for option in topic.options]

@@ -1,6 +1,7 @@
 """Calls a user function with every record of a run: ``--on_metrics=module:function``.
 
-The function runs in a separate thread, so that its errors and its delays do not affect the run.
+The user function of --on_metrics runs in a separate thread, so that its errors and its delays do
+not affect the run.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from absl import logging
 from thinwire.ops.types import ConfigurationError
 
 END_KIND = "end"
-#: Limit of the records queued for the user function. If the queue is full, the oldest record is
-#: dropped.
+#: Largest number of records that wait for the user function. If the queue is full, the oldest
+#: record is dropped.
 _MOST_WAITING = 1000
-#: Time that the end of a run waits for the user function to handle the queued records.
+#: Time in seconds for which the end of a run waits until the user function has handled the queued
+#: records.
 _END_SECONDS = 30.0
 
 MetricsFunction = Callable[[dict[str, Any]], object]
@@ -34,12 +36,12 @@ def check(text: str, folders: Sequence[pathlib.Path] = ()) -> None:
     """Check that the module of ``module:function`` exists, without importing it.
 
     Args:
-        text: Value of --on_metrics.
+        text: Value of the flag --on_metrics, ``module:function``.
         folders: Folders to search for the module, in addition to the working directory and the
             installed packages.
 
     Raises:
-        ConfigurationError: The module does not exist.
+        ConfigurationError: The module that --on_metrics names does not exist.
     """
     name = text.partition(":")[0]
     _look_in(folders)
@@ -58,12 +60,13 @@ def load(text: str, folders: Sequence[pathlib.Path] = ()) -> MetricsFunction:
     """Import the function of ``module:function`` and return it.
 
     Args:
-        text: Value of --on_metrics.
+        text: Value of the flag --on_metrics, ``module:function``.
         folders: Folders to search for the module, in addition to the working directory and the
             installed packages.
 
     Raises:
-        ConfigurationError: The module cannot be imported, or does not have the function.
+        ConfigurationError: The module that --on_metrics names cannot be imported, or does not have
+            the function.
     """
     check(text, folders)
     name, _, function_name = text.partition(":")
@@ -92,7 +95,7 @@ class MetricsHook:
     Args:
         text: Name of the user function, for log messages.
         function: Function that takes a record: a dict of plain values with the key ``kind``.
-        about: Entries that describe the run and are added to every record.
+        about: Entries that describe the run, which are added to every record.
     """
 
     def __init__(self, text: str, function: MetricsFunction, about: Mapping[str, Any]) -> None:
@@ -103,7 +106,9 @@ class MetricsHook:
         self._thread.start()
 
     def put(self, record: Mapping[str, Any]) -> None:
-        """Queue a record for the user function without blocking. Only one thread may call this."""
+        """Queue a record for the user function without blocking. Only one thread may queue records
+        for the user function.
+        """
         if self._waiting.full():
             with contextlib.suppress(queue.Empty):
                 self._waiting.get_nowait()
@@ -146,7 +151,7 @@ class MetricsHook:
 
 
 def _look_in(folders: Sequence[pathlib.Path]) -> None:
-    """Append the working directory and the folders to the module search path."""
+    """Append the working directory and the given folders to the module search path."""
     for folder in (pathlib.Path.cwd(), *folders):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))

@@ -1,8 +1,8 @@
 """Reader of text: the source files of Python's standard library, as sequences of bytes.
 
-The standard library is part of every Python, so no download is needed. The sources differ by
-Python version. The reader therefore logs a digest of the text; runs with equal digests train on
-equal data.
+The standard library is part of every Python, so no download is needed. The source files of the
+standard library differ by Python version. The reader of source text therefore logs a digest of the
+text; runs with equal digests train on equal data.
 """
 
 from __future__ import annotations
@@ -18,29 +18,31 @@ from numpy.typing import NDArray
 from thinwire.data.choices import CONTEXT
 from thinwire.ops.types import ConfigurationError
 
-#: Every tenth of the sorted files belongs to the test part.
+#: Every tenth of the sorted text files belongs to the test part.
 _EACH_TEST_FILE = 10
 #: Largest number of sequences in the test part, evenly spaced in the text.
 NUM_TEST = 1024
-#: Folders of the standard library that some installations lack, and folders of added packages.
+#: Folders of the standard library that some installations do not have, and folders of added
+#: packages.
 _SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 _ENDINGS = frozenset({".py", ".txt", ".md"})
-_FEWEST = 2  # least number of files: one for the train part, one for the test part
+_FEWEST = 2  # smallest number of text files: one for the train part, one for the test part
 
 
 def read(part: str, data_dir: str | None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return sequences of bytes of a text, and the byte that follows each byte in the text.
 
     Args:
-        part: "train" or "test". Of ten files in the order of paths, nine are in the train part and
-            one is in the test part.
+        part: Part of the text, "train" or "test". Of ten files in the order of their paths, nine
+            are in the train part and one is in the test part.
         data_dir: Folder of .py, .txt and .md files to read; None for the standard library.
 
     Returns:
         Bytes int32 [N, CONTEXT], and the next bytes int32 [N, CONTEXT].
 
     Raises:
-        ConfigurationError: There are fewer than two files, or the files hold too little text.
+        ConfigurationError: There are fewer than two text files, or the files contain too little
+            text.
     """
     folder = Path(data_dir or sysconfig.get_path("stdlib"))
     paths = _files(folder, frozenset({".py"}) if data_dir is None else _ENDINGS)

@@ -1,4 +1,4 @@
-"""Rounds of one PS shard: synchronization rule, and membership epoch of each group's change."""
+"""Rounds of pushes on one PS shard: its synchronization rule, and the changes of worker groups."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from thinwire.ops.types import State
 
 
 class RoundScheduler:
-    """Collects the pushes of one shard into rounds, and decides which workers may proceed."""
+    """Collects the pushes to one PS shard into rounds, and decides which workers may proceed."""
 
     def __init__(self, policy: SyncPolicy, generation: int = 0) -> None:
-        """Start the synchronization rule without workers.
+        """Start the shard's synchronization rule without workers.
 
         Args:
-            policy: Settings of the synchronization rule.
+            policy: Settings of the synchronization rule (which workers wait for each other).
             generation: Generation of the shard (number of its restarts).
         """
         self._rule = policy.start(generation)
-        self._group_epochs: dict[int, int] = {}  # group -> membership epoch of its last change
-        self._moved_at: float | None = None  # when a push was last submitted or released
+        # Worker group -> membership epoch of the group's last change.
+        self._group_epochs: dict[int, int] = {}
+        self._moved_at: float | None = None  # time at which a push was last submitted or merged
 
     @property
     def groups(self) -> Groups:
-        """Current groups of workers that step together."""
+        """Current groups of workers; the workers of a group wait for each other in each round."""
         return self._rule.groups
 
     @property
@@ -38,7 +39,9 @@ class RoundScheduler:
         return self._rule.name_of(worker)
 
     def live_fellows(self, worker: int) -> list[int]:
-        """Return the live workers of the worker's current round, including the worker if live."""
+        """Return the live workers of the round that the given worker is in, including the
+        worker.
+        """
         return list(self._rule.fellows(worker))
 
     def share_of(self, worker: int) -> float:
@@ -49,12 +52,14 @@ class RoundScheduler:
     # -- workers ----------------------------------------------------------------------------
 
     def join(self, worker: int, epoch: int) -> None:
-        """Add a worker that joined in `epoch`. It becomes live with its group's next round."""
+        """Add a worker that joined in membership epoch `epoch`. A joined worker becomes live with
+        its group's next round.
+        """
         self._group_epochs[self._rule.group_of(worker)] = epoch
         self._rule.join(worker)
 
     def leave(self, worker: int, epoch: int) -> None:
-        """Remove a worker that left in this membership epoch, and its pushes that wait."""
+        """Remove a worker that left in the given membership epoch, and its pushes that wait."""
         self._group_epochs[self._rule.group_of(worker)] = epoch
         self._rule.leave(worker)
 
@@ -71,7 +76,9 @@ class RoundScheduler:
         return tuple(sorted([*self._rule.live(), *self._rule.joining()]))
 
     def waiting(self) -> set[int]:
-        """Return the live workers that wait until their round is complete or they may proceed."""
+        """Return the live workers that wait for other workers: their round is incomplete or they
+        are ahead.
+        """
         return self._rule.waiting()
 
     def clocks(self) -> dict[int, int]:
@@ -89,7 +96,7 @@ class RoundScheduler:
     # -- rounds -----------------------------------------------------------------------------
 
     def submit(self, worker: int, step: int, now: float) -> None:
-        """Add the push of a live worker's step to its round."""
+        """Add the push of a live worker's step to the round of this step."""
         self._moved_at = now
         self._rule.submit(ArrivalToken(worker, step), now)
 
@@ -102,38 +109,43 @@ class RoundScheduler:
         return self._rule.has_submitted(worker)
 
     def advance(self, now: float) -> Advance:
-        """Release the complete rounds, admit joiners, and return the workers that may proceed."""
+        """Return complete rounds, make joined workers live, and return the workers that may
+        proceed.
+        """
         advance = self._rule.advance(now)
         if advance.released:
             self._moved_at = now
         return advance
 
     def is_stalled(self, now: float, patience_seconds: float) -> bool:
-        """Return whether pushes wait although none was submitted or released for a given time."""
+        """Return whether pushes wait although no push was submitted or merged for a given time."""
         if self._moved_at is None or now - self._moved_at < patience_seconds:
             return False
-        # Restart the timer, so that a lasting stall is reported once in every patience_seconds.
+        # Restart the timer of the stall, so that a lasting stall is reported once in every
+        # patience_seconds.
         self._moved_at = now
         return any(map(self._rule.has_submitted, self._rule.live()))
 
     def over(self) -> Mapping[int, int]:
-        """Return worker -> its newest step released or given up, for workers of waiting groups."""
+        """Return worker id -> newest step merged or given up, for the workers of waiting groups."""
         return self._rule.over()
 
     def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
-        """Release incomplete rounds: the pushes that wait, up to the given step of each worker."""
+        """Merge incomplete rounds: the waiting pushes up to the given step of each worker."""
         return self._rule.release_late(over)
 
     def draws(self) -> tuple[Draw, ...]:
-        """Return the newest random draws of workers, newest last; () if no workers are drawn."""
+        """Return the newest random draws of workers that participate, newest last; () if none are
+        drawn.
+        """
         return tuple(self._rule.draws())
 
     def follow(self, draws: Sequence[Draw]) -> None:
-        """Adopt the draws of workers that shard 0 made; called on all other shards."""
+        """Adopt the random draws of workers that shard 0 made; called on all other shards."""
         self._rule.follow(draws)
 
     def joiners(self) -> tuple[Joiners, ...]:
-        """Return the workers that have finished no round since they joined, on shard 0."""
+        """Return the workers that have finished no round since they joined; only for shard 0."""
         return tuple(self._rule.joiners())
 
     def expect(self, joiners: Sequence[Joiners]) -> None:
@@ -141,7 +153,9 @@ class RoundScheduler:
         self._rule.expect(joiners)
 
     def next_deadline(self) -> float | None:
-        """Return the time at which `advance` must be called without an event; None if never."""
+        """Return the time at which `advance` must be called even without an event; None if
+        never.
+        """
         return self._rule.next_deadline()
 
     def is_due(self, now: float) -> bool:
@@ -156,26 +170,30 @@ class RoundScheduler:
     # -- changes of groups ------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Hold back every worker that finishes a round, until `regroup` changes the groups."""
+        """Delay every worker that finishes a round, until `regroup` changes the worker groups."""
         self._rule.pause()
 
     def resume(self) -> None:
-        """Undo `pause` without a change: let the workers proceed in the present groups."""
+        """Undo `pause` without a change of the groups: let workers proceed in the present
+        groups.
+        """
         self._rule.regroup(self._rule.groups)
 
     def is_quiescent(self) -> bool:
-        """Return whether every live worker has finished its round and is held back."""
+        """Return whether every live worker has finished its round and is paused."""
         return self._rule.is_quiescent()
 
     def regroup(self, groups: Groups, epoch: int) -> None:
-        """Continue with new worker groups, which came into force in this membership epoch."""
+        """Continue with new worker groups, which came into force in the given membership epoch."""
         self._rule.regroup(groups)
         self._group_epochs = dict.fromkeys(range(len(groups)), epoch)
 
     # -- state ------------------------------------------------------------------------------
 
     def state_dict(self, soft: bool) -> State:
-        """Return the workers' clocks; with `soft` the workers, rounds and epochs of groups."""
+        """Return the workers' iteration counts, or if `soft`, the rounds and the epochs of
+        groups.
+        """
         state = self._rule.state_dict(soft)
         if not soft:
             return state
@@ -183,7 +201,7 @@ class RoundScheduler:
         return state | extra
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Restore the clocks or rounds that `state_dict` returned."""
+        """Restore the workers' iteration counts or the rounds that `state_dict` returned."""
         self._rule.load_state_dict(state, soft)
         if soft:
             self._group_epochs = dict(state["group_epochs"])
