@@ -58,7 +58,8 @@ _SCRIPT = Topic(
     (
         switch(
             "dry_run",
-            "Show the nodes' commands, the method and the messages' contents; start nothing.",
+            "Print the command of each node, the training method and the contents of the "
+            "messages, but start nothing.",
         ),
         words(
             "like",
@@ -79,14 +80,16 @@ TOPICS = (
             choice(
                 "launcher",
                 None,
-                "Means by which a Cluster starts its nodes.",
+                "How a Cluster starts the nodes of a run: as processes of this host, over ssh, "
+                "with Ray or with Slurm.",
                 ("local", "ssh", "ray", "slurm"),
                 unset="ssh with --hosts_file, slurm in a step of several tasks, else local",
             ),
             words(
                 "hosts_file",
                 None,
-                "File of hosts, one per line from fast to slow: [user@]host[:port] [slots=q].",
+                "File with the hosts for the nodes, one per line from fast to slow: "
+                "[user@]host[:port] [slots=q], where q is the number of nodes on the host.",
                 "file",
                 rule=_IS_NAME,
                 unset="none",
@@ -94,7 +97,8 @@ TOPICS = (
             words(
                 "sync_dst_dir",
                 None,
-                "Folder on every host to which the code is copied and in which the code runs.",
+                "Folder on every host to which the launcher copies the code, and in which the "
+                "nodes run.",
                 "folder",
                 rule=_IS_NAME,
                 unset="each host has the code, at the same path or installed",
@@ -103,7 +107,7 @@ TOPICS = (
                 words(
                     "interface",
                     None,
-                    "Network interface or address on which a PS listens on its host.",
+                    "Network interface, or address, on which a PS listens on its host.",
                     "name or address",
                     rule=_IS_NAME,
                     unset="the address that the hosts file names",
@@ -162,8 +166,9 @@ TOPICS = (
                 "restart_workers",
                 0,
                 "Largest number of restarts of a worker that dies, within "
-                "--restart_window_seconds; each restart waits 1 s to 30 s; 0: never. A worker that "
-                "finished, was refused, was interrupted or diverged is not restarted.",
+                "--restart_window_seconds; each restart waits 1 s to 30 s; 0: never. A worker "
+                "that finished, diverged, was interrupted or was rejected by the PS is not "
+                "restarted.",
                 "restarts",
                 low=0,
             ),
@@ -180,8 +185,8 @@ TOPICS = (
                 number(
                     "restart_window_seconds",
                     600.0,
-                    "Time after which a restart no longer counts toward --restart_workers or "
-                    "--restart_ps.",
+                    "Time after which a restart of a node no longer counts toward the limits "
+                    "--restart_workers and --restart_ps.",
                     "seconds",
                     low=1.0,
                 ),

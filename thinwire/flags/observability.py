@@ -47,8 +47,8 @@ TOPICS = (
                 "metrics_port",
                 0,
                 "Port at which Prometheus reads a node's metrics; 0: no metrics port. A Cluster "
-                "gives its nodes consecutive ports from this one: PS first, then workers, then the "
-                "Supervisor.",
+                "gives its nodes consecutive ports from this port on: first the PS, then the "
+                "workers, then the Supervisor.",
                 "port",
                 low=0,
                 high=_HIGHEST_PORT,

@@ -127,7 +127,8 @@ _RUN = Topic(
         words(
             "run_dir",
             None,
-            "Folder of all files that the run writes; the same command again resumes the run.",
+            "Folder of all files that the run writes; the same command with the same folder "
+            "resumes the run.",
             "folder",
             unset="runs/METHOD-DATASET, or runs/METHOD-MODEL with --model",
         ),
@@ -135,12 +136,12 @@ _RUN = Topic(
         switch(
             "resume",
             "Continue the run in --run_dir although the code or a setting has changed, or the "
-            "script has failed; weights and counts are kept.",
+            "script has failed; the run keeps its weights and counts.",
         ),
         integer(
             "seed",
             1,
-            "Seed of the initial weights, the data order and random codecs.",
+            "Seed of the initial weights, of the order of training examples and of random codecs.",
             "number",
             low=0,
             high=2**31 - 1,
@@ -148,41 +149,43 @@ _RUN = Topic(
         number(
             "lease_seconds",
             10.0,
-            "Time without a message from a worker after which the PS expels the worker.",
+            "Time after which the PS expels a worker that has sent no message.",
             "seconds",
             low=0.5,
         ),
         number(
             "checkpoint_interval_seconds",
             10.0,
-            "Time between two checkpoints of a PS.",
+            "Time between two checkpoints that a PS writes.",
             "seconds",
             low=0.1,
         ),
         words(
             "device",
             "auto",
-            "Device for computations: auto, the first GPU or else the CPU; cpu; or gpu:N, GPU "
-            "number N from 0.",
+            "Device for computations: auto, the first GPU if there is one, else the CPU; cpu; or "
+            "gpu:N, the GPU with number N, from 0.",
             "auto|cpu|gpu:N",
             rule=_IS_DEVICE,
         ),
         switch(
-            "quiet", "Show only warnings and errors; the log file in --run_dir has all messages."
+            "quiet",
+            "Show only warnings and errors on the terminal; the log file in --run_dir has all "
+            "messages.",
         ),
         *advanced(
             words(
                 "checkpoint_dir",
                 None,
-                "Place of the PS checkpoints, so that a PS on another machine can resume: a shared "
-                "folder, or s3://bucket/folder.",
+                "Storage of the PS checkpoints, so that a PS on another machine can resume: a "
+                "shared folder, or s3://bucket/folder.",
                 "address",
                 unset="in --run_dir",
             ),
             integer(
                 "keep_checkpoints",
                 3,
-                "Number of newest checkpoints that a PS keeps.",
+                "Number of newest checkpoints that a PS keeps; older ones are deleted.",
                 "count",
                 low=1,
             ),
@@ -196,8 +199,9 @@ _RUN = Topic(
             choice(
                 "placement",
                 "hash",
-                "Placement of the model on PS shards: hash, each tensor on the least loaded shard; "
-                "speed, blocks of layers by the shards' speed.",
+                "Placement of the model on PS shards: hash, large tensors in equal slices and "
+                "each small tensor on the least loaded shard; speed, blocks of layers by the "
+                "shards' speed.",
                 placement.REGISTRY,
             ),
             comma_list(
@@ -211,7 +215,8 @@ _RUN = Topic(
             choice(
                 "kernels",
                 "auto",
-                "Implementation of array kernels; auto chooses numpy on a CPU.",
+                "Implementation of the array operations of codecs and updates; auto chooses numpy "
+                "on a CPU.",
                 ("auto", "tf", "numpy"),
             ),
         ),
@@ -224,14 +229,15 @@ _MODEL_AND_DATA = Topic(
         choice(
             "model_from",
             FROM_FLAGS,
-            "Source of a PS's model: flags, the flags of the PS; worker, the first worker that the "
-            "PS admits.",
+            "Source from which a PS takes its model: flags, the flags of the PS; worker, the "
+            "first worker that registers.",
             (FROM_FLAGS, FROM_WORKER),
         ),
         choice(
             "task",
             CLASSIFICATION,
-            "Task of the model; each task has its own networks and data sets.",
+            "Task of the model, such as classification; each task has its own networks and data "
+            "sets.",
             TASKS,
         ),
         choice("network", "cnn", "Name of a built-in model.", NETWORKS),
@@ -256,21 +262,26 @@ _MODEL_AND_DATA = Topic(
             "folder",
             unset="the data set's usual places",
         ),
-        choice("partition", "iid", "Rule that divides the examples among the workers.", PARTITIONS),
+        choice(
+            "partition",
+            "iid",
+            "Rule that divides the training examples among the workers.",
+            PARTITIONS,
+        ),
         *advanced(
             choice(
                 "batch",
                 None,
-                "Meaning of a script's batch size: the total of all workers (global), or the size "
-                "on each worker (worker).",
+                "Meaning of the batch size in a script: the total over all workers (global), or "
+                "the size on each worker (worker).",
                 BATCHES,
                 unset="global where all workers step together, else worker",
             ),
             choice(
                 "shard",
                 "auto",
-                "Division of the data that a script gives to fit: auto, among the workers; off, "
-                "each worker trains on its own data.",
+                "Division of the data that a script passes to fit: auto, Thinwire divides the "
+                "data among the workers; off, each worker trains on its own data.",
                 SHARDS,
             ),
             integer("image_size", 28, "Height and width of an input image.", "pixels", low=1),
@@ -278,14 +289,15 @@ _MODEL_AND_DATA = Topic(
             integer(
                 "nb_classes",
                 10,
-                "Number of classes; for other tasks the number of outputs, labels or words.",
+                "Number of classes of the data set; for other tasks than classification, the "
+                "number of outputs, labels or words.",
                 "count",
                 low=1,
             ),
             choice(
                 "scaling",
                 None,
-                "Scaling of the values of images.",
+                "Scaling of the pixel values of images.",
                 SCALINGS,
                 unset="by the data set's channels for cifar10 and imagenet, else standardize",
             ),
@@ -298,7 +310,7 @@ _MODEL_AND_DATA = Topic(
             ),
             switch(
                 "top5",
-                "Evaluations also report how often the label is among the five best predictions; "
+                "Report in evaluations how often the label is among the five best predictions; "
                 "always on for imagenet.",
             ),
             words(
@@ -312,8 +324,8 @@ _MODEL_AND_DATA = Topic(
             words(
                 "data_sharding_file",
                 None,
-                "File for --partition=file: start and end fraction of each worker's part of the "
-                "training set.",
+                "File for --partition=file: start and end of each worker's part of the training "
+                "set, as fractions, with one line per worker.",
                 "file",
                 unset="none",
             ),
@@ -329,7 +341,8 @@ _MODEL_AND_DATA = Topic(
             ),
             switch(
                 "no_block_shuffle",
-                "Keep the examples of --partition=class in order of their labels in every epoch.",
+                "Keep the training examples in the order of their labels in every epoch with "
+                "--partition=class.",
             ),
         ),
     ),
@@ -376,7 +389,8 @@ _STOP = Topic(
         words(
             "target",
             None,
-            "Bound of an evaluation metric at which the run stops, in quotes: 'val_mae<=0.3'.",
+            "Bound of an evaluation metric at which the run stops, in quotes, such as "
+            "'val_mae<=0.3'.",
             "'NAME<=NUMBER' or 'NAME>=NUMBER'",
             rule=_IS_TARGET,
             unset="none",

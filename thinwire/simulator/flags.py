@@ -27,39 +27,41 @@ TOPICS = (
             words(
                 "sim_step_seconds",
                 None,
-                "Time of a mini-batch: one value or one per worker (0.1,0.4); or one distribution, "
-                "lognormal:MEAN,SIGMA, uniform:LOW,HIGH or exponential:MEAN, or one per worker, "
-                "separated by semicolons; or trace:FILE with one step per line. --slowdown "
-                "multiplies the time, --step_seconds is its lower bound.",
+                "Computing time of a mini-batch: one value or one per worker (0.1,0.4); or one "
+                "distribution, lognormal:MEAN,SIGMA, uniform:LOW,HIGH or exponential:MEAN, or one "
+                "per worker, separated by semicolons; or trace:FILE with one step per line. "
+                "--slowdown multiplies the time, --step_seconds is its lower bound.",
                 "seconds",
                 unset=f"--step_seconds if given, else {_DEFAULT_STEP}",
             ),
             words(
                 "sim_failures",
                 "",
-                "Deaths of workers: 2@30-60,3@45 kills worker 2 at 30 s and starts it again at "
-                "60 s, and kills worker 3 at 45 s for good.",
+                "Times at which simulated workers die: 2@30-60,3@45 kills worker 2 at 30 s and "
+                "starts it again at 60 s, and kills worker 3 at 45 s for good.",
                 "WORKER@SECONDS-SECONDS",
                 unset="none",
             ),
             comma_list(
                 "sim_server_mbps",
                 "0",
-                "Rate of a shard's own link in each direction, shared by all workers; 0: no limit.",
+                "Rate of a simulated shard's link in each direction, shared by all workers; 0: no "
+                "limit.",
                 "Mbit/s, one for all or one per shard",
             ),
             *advanced(
                 comma_list(
                     "sim_server_seconds",
                     "0",
-                    "Time that a shard takes to process a push; a shard processes pushes in order.",
+                    "Time that a simulated shard takes to process a push; a shard processes "
+                    "pushes in order.",
                     "seconds, one for all or one per shard",
                 ),
                 words(
                     "sim_garbage",
                     "",
-                    "Faulty devices: with 4:1e6, worker 4 sends noise of L2 norm 1e6 instead of "
-                    "its gradients, to test guards like --max_update_norm.",
+                    "Simulated faulty workers: with 4:1e6, worker 4 sends noise of L2 norm 1e6 "
+                    "instead of its gradients, to test guards like --max_update_norm.",
                     "WORKER:L2 norm",
                     unset="none",
                 ),
