@@ -84,8 +84,8 @@ def check(run: Run) -> None:
         )
     if FLAGS.advice:
         raise ConfigurationError(
-            f"--advice={FLAGS.advice} is for a run that follows the advice, and this is an "
-            "Advisor; leave --advice out."
+            f"--advice={FLAGS.advice} is for a run that follows the advice, but this command is "
+            "an Advisor; leave --advice out."
         )
 
 

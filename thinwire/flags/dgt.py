@@ -247,7 +247,7 @@ def _to(name: str, words: Mapping[str, str] | None = None) -> _Value:
         if words is None:
             return {name: text}
         if text not in words:
-            raise ValueError(f"expected {' or '.join(words)}")
+            raise ValueError(f"expected the value {' or '.join(words)}")
         return {name: words[text]}
 
     return translate
@@ -262,7 +262,7 @@ def _mode(text: str) -> dict[str, str]:
     modes = {"2": {"dgt_transport": "grpc"}}
     modes |= {"0": {}, "1": {}, "3": modes["2"] | {"dgt_low_bits": "4"}}
     if text not in modes:
-        raise ValueError("expected 0, 1, 2 or 3")
+        raise ValueError("expected the value 0, 1, 2 or 3")
     return modes[text]
 
 
@@ -314,19 +314,31 @@ def fill(values: flags.FlagValues, variables: Mapping[str, str]) -> None:
         except ValueError as error:
             raise _bad(variable, text, error) from error
         if not settings and text == "0":
-            logging.warning("%s=%s is not heeded: --router chooses the router", variable, text)
+            logging.warning(
+                "environment variable %s=%s has no effect: the flag --router chooses the router",
+                variable,
+                text,
+            )
         for name, word in settings.items():
             _give(values, variable, text, name, word)
     for variable, advice in NOT_READ.items():
         if variables.get(variable, "").strip() not in ("", "0"):
-            logging.warning("%s is not read; %s", variable, advice)
+            logging.warning(
+                "Thinwire does not read the environment variable %s; %s", variable, advice
+            )
 
 
 def _give(values: flags.FlagValues, variable: str, text: str, name: str, word: str) -> None:
     """Set one flag from an environment variable, as if it was given on the command line."""
     flag = values[name]
     if flag.present:
-        logging.info("--%s=%s wins over %s=%s", name, flag.value, variable, text)
+        logging.info(
+            "flag --%s=%s takes precedence over the environment variable %s=%s",
+            name,
+            flag.value,
+            variable,
+            text,
+        )
         return
     try:
         # Assigning a value runs the flag's validation rules
@@ -335,12 +347,15 @@ def _give(values: flags.FlagValues, variable: str, text: str, name: str, word: s
         raise _bad(variable, text, error) from error
     # A Cluster passes a flag to its nodes only if absl counts the flag as present.
     flag.present, flag.using_default_value = 1, False
-    logging.info("--%s=%s, from %s=%s", name, flag.value, variable, text)
+    logging.info(
+        "flag --%s=%s is set from the environment variable %s=%s", name, flag.value, variable, text
+    )
 
 
 def _bad(variable: str, text: str, error: Exception) -> ConfigurationError:
     return ConfigurationError(
-        f"{variable}={text!r}: {error}. Correct the variable, or unset it and give the flag."
+        f"environment variable {variable}={text!r}: {error}. Correct the variable, or unset it "
+        "and give the flag."
     )
 
 
@@ -355,7 +370,7 @@ def transport(given: flags.FlagValues, router: str) -> Transport:
     for name, value in settings.items():
         if router != "dgt" and value != getattr(Transport, name):
             raise ConfigurationError(
-                f"--{name}={value} is for --router=dgt, and this run has "
-                f"--router={router}; change one."
+                f"--{name}={value} is for --router=dgt, but this run has --router={router}; "
+                "change one of the two flags."
             )
     return Transport(**settings)

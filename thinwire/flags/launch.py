@@ -240,8 +240,8 @@ def check(runs_script: bool = False) -> str:
     for name in () if runs_script else SCRIPT_NAMES:
         if _is_set(name):
             raise ConfigurationError(
-                f"--{name} is for `thinwire run`, which runs a script, and this is "
-                "--type_node=Cluster; leave it out."
+                f"--{name} is for `thinwire run`, which runs a script, but this command has "
+                f"--type_node=Cluster and no script; leave --{name} out."
             )
     launcher = launcher_here()
     for name, heeding in _HEEDED_BY.items():
@@ -253,8 +253,9 @@ def check(runs_script: bool = False) -> str:
     restarts = FLAGS.restart_workers or FLAGS.restart_ps
     if _is_set("restart_window_seconds") and not restarts:
         raise ConfigurationError(
-            f"--restart_window_seconds={FLAGS.restart_window_seconds:g} without --restart_workers "
-            "or --restart_ps does nothing; give one of these, or leave it out."
+            f"--restart_window_seconds={FLAGS.restart_window_seconds:g} has no effect without "
+            "--restart_workers or --restart_ps; give one of these two flags, or leave "
+            "--restart_window_seconds out."
         )
     if launcher == "ssh" and not FLAGS.hosts_file:
         raise ConfigurationError(
@@ -284,8 +285,9 @@ def step_here() -> SlurmStep:
     step = step_of(os.environ)
     if step is None:
         raise ConfigurationError(
-            "--launcher=slurm: this process is not in a Slurm step of several tasks; expected "
-            "`srun --ntasks=4 thinwire run ...`. Leave --launcher out to start all nodes here."
+            "--launcher=slurm: this process does not run in a Slurm step of several tasks; "
+            "expected a start by `srun --ntasks=4 thinwire run ...`. Leave --launcher out to "
+            "start all nodes on this host."
         )
     return step
 
@@ -310,16 +312,19 @@ def fill_from_slurm(runs_script: bool) -> None:
     workers = FLAGS["nb_workers"]
     if workers.present > int(runs_script) and workers.value != step.num_tasks:
         raise ConfigurationError(
-            f"--nb_workers={workers.value} in a step of {step.num_tasks} tasks, where each task is "
-            f"a worker; leave --nb_workers out, or take srun --ntasks={workers.value}."
+            f"--nb_workers={workers.value} in a Slurm step of {step.num_tasks} tasks, where each "
+            "task is a worker; leave --nb_workers out, or start with srun "
+            f"--ntasks={workers.value}."
         )
     if FLAGS["ip_PS"].present:
         raise ConfigurationError(
-            f"--ip_PS={FLAGS.ip_PS}: Slurm gives each PS its host; leave --ip_PS out."
+            f"--ip_PS={FLAGS.ip_PS}: with --launcher=slurm, Slurm chooses the host of each PS; "
+            "leave --ip_PS out."
         )
     if FLAGS.like and not FLAGS["run_dir"].present:
         raise ConfigurationError(
-            "--like in several tasks needs --run_dir, so that all tasks take the same folder."
+            "--like in a Slurm step of several tasks needs --run_dir, so that all tasks use the "
+            "same folder; give --run_dir."
         )
     workers.value, workers.present = step.num_tasks, 1
     if not FLAGS["ps_hosts"].present:
@@ -336,8 +341,9 @@ def refuse_elsewhere(run: Run) -> None:
     for name in NAMES:
         if _is_set(name):
             raise ConfigurationError(
-                f"--{name}={FLAGS[name].value} is for a Cluster, which starts nodes, and this is "
-                f"--type_node={run.type_node}; leave it out, or take --type_node=Cluster."
+                f"--{name}={FLAGS[name].value} is for a Cluster, which starts nodes, but this "
+                f"node has --type_node={run.type_node}; leave --{name} out, or give "
+                "--type_node=Cluster."
             )
 
 
@@ -356,7 +362,8 @@ def remote_python() -> str:
     python: str = FLAGS.remote_python or sys.executable
     if "/" in python and not python.startswith("/"):
         raise ConfigurationError(
-            f"--remote_python={python}: expected an absolute path, or a name such as python3."
+            f"--remote_python={python}: expected an absolute path of a Python interpreter, or a "
+            "name such as python3."
         )
     return python
 
@@ -369,8 +376,8 @@ def refuse_chosen_addresses() -> None:
     """
     if _is_set("ip_PS"):
         raise ConfigurationError(
-            f"--ip_PS={FLAGS.ip_PS}: the launcher gives each PS its address; leave --ip_PS out, "
-            "and set --interface if a PS must not listen at the hosts file's address."
+            f"--ip_PS={FLAGS.ip_PS}: the launcher chooses the address of each PS; leave --ip_PS "
+            "out, and set --interface if a PS must not listen on the address in the hosts file."
         )
     if FLAGS.port == 0 and not FLAGS.ps_hosts:
         raise ConfigurationError(

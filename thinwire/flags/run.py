@@ -422,13 +422,13 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
     """
     if given.overwrite and given.resume:
         raise ConfigurationError(
-            "--overwrite and --resume were both given: one discards what --run_dir holds, and the "
-            "other continues it. Leave one out."
+            "--overwrite and --resume were both given: --overwrite discards the run in --run_dir, "
+            "and --resume continues it. Leave one of the two flags out."
         )
     if given.resume and given.type_node in _NEVER_RESUMED:
         raise ConfigurationError(
-            f"--type_node={given.type_node} --resume: a {given.type_node} is never continued. "
-            "Leave --resume out."
+            f"--type_node={given.type_node} --resume: a {given.type_node} cannot continue an "
+            "earlier run. Leave --resume out."
         )
     router = given.router or METHODS[given.method]["router"]
     if router == "dgt":
@@ -480,7 +480,7 @@ def _reports_top5(given: flags.FlagValues) -> bool:
         return reports_top5(given.top5, given.dataset, nb_classes)
     if given.top5:
         raise ConfigurationError(
-            f"--top5 is for --task={CLASSIFICATION}, and this is --task={given.task}; leave "
+            f"--top5 is for --task={CLASSIFICATION}, but this run has --task={given.task}; leave "
             "--top5 out."
         )
     return False
@@ -507,7 +507,7 @@ def _target(given: flags.FlagValues) -> Target | None:
     if given.target_accuracy is not None:
         raise ConfigurationError(
             f"--target={given.target} and --target_accuracy={given.target_accuracy:g}: a run has "
-            "one target; leave one out."
+            "only one target; leave one of the two flags out."
         )
     return Target.parse(given.target)
 
@@ -527,12 +527,13 @@ def _addresses(given: flags.FlagValues) -> tuple[str, ...]:
         host, colon, port = address.rpartition(":")
         if not host or not colon or not port.isdigit() or int(port) > 65535:
             raise ConfigurationError(
-                f"--ps_hosts, or --ip_PS and --port: {address!r} is not host:port with a port "
-                "up to 65535."
+                f"--ps_hosts, or --ip_PS and --port: the PS address {address!r} is not host:port "
+                "with a port up to 65535."
             )
     if given.nb_ps not in (given["nb_ps"].default, len(addresses)):
         raise ConfigurationError(
-            f"--ps_hosts names {len(addresses)} shards, --nb_ps={given.nb_ps}; leave one out."
+            f"--ps_hosts names {len(addresses)} shards, but --nb_ps={given.nb_ps}; expected equal "
+            "numbers. Leave one of the two flags out."
         )
     return addresses
 
@@ -553,19 +554,19 @@ def _check_partition(given: flags.FlagValues) -> None:
         )
     if given.dirichlet_alpha is not None and given.partition != "dirichlet":
         raise ConfigurationError(
-            f"--dirichlet_alpha={given.dirichlet_alpha:g} is for --partition=dirichlet, and this "
-            f"is --partition={given.partition}; change one."
+            f"--dirichlet_alpha={given.dirichlet_alpha:g} is for --partition=dirichlet, but this "
+            f"run has --partition={given.partition}; change one of the two flags."
         )
     if given.partition in BY_CLASS and not TASKS[given.task].has_classes:
         expected = "|".join(name for name in PARTITIONS if name not in BY_CLASS)
         raise ConfigurationError(
-            f"--partition={given.partition} splits examples by their classes, and the "
-            f"examples of --task={given.task} have none; expected --partition={expected}."
+            f"--partition={given.partition} splits examples by their classes, but the examples of "
+            f"--task={given.task} have no classes; expected --partition={expected}."
         )
     if given.no_block_shuffle and given.partition != "class":
         raise ConfigurationError(
-            "--no_block_shuffle is for --partition=class, and this is "
-            f"--partition={given.partition}; change one."
+            "--no_block_shuffle is for --partition=class, but this run has "
+            f"--partition={given.partition}; change one of the two flags."
         )
     if path is not None and given.type_node in _ROLES_THAT_SPLIT:
         read_fractions(path, given.nb_workers)
@@ -576,13 +577,14 @@ def _check_files(given: flags.FlagValues) -> None:
     folder = None if given.data_dir is None else pathlib.Path(given.data_dir)
     if folder is not None and not (folder.is_dir() and any(folder.iterdir())):
         raise ConfigurationError(
-            f"--data_dir={given.data_dir} is {'empty' if folder.is_dir() else 'no folder'}; name "
-            "the folder that holds the data set's files, or leave it out to use the data set's "
-            "usual places."
+            f"--data_dir={given.data_dir} is {'empty' if folder.is_dir() else 'no folder'}; give "
+            "the folder that holds the data set's files, or leave --data_dir out to use the data "
+            "set's usual places."
         )
     if given.model is not None and not pathlib.Path(given.model).is_file():
         raise ConfigurationError(
-            f"--model={given.model} is no file; name the .py file with your build_model()."
+            f"--model={given.model} is no file; expected the path of a .py file that defines "
+            "build_model()."
         )
     if "advice" in given and given.advice and given.type_node in _ROLES_THAT_RECORD:
         predictions.load(pathlib.Path(given.advice))
@@ -593,7 +595,7 @@ def _check_model_from(given: flags.FlagValues) -> None:
     if given.model_from == FROM_FLAGS:
         if given.schedule_clock != given["schedule_clock"].default:
             raise ConfigurationError(
-                f"--schedule_clock={given.schedule_clock} is for schedules of a script's "
+                f"--schedule_clock={given.schedule_clock} is for the schedule of a script's "
                 f"optimizer, but with --model_from={FROM_FLAGS} the schedule is --lr_schedule. "
                 "Leave --schedule_clock out."
             )
@@ -601,8 +603,8 @@ def _check_model_from(given: flags.FlagValues) -> None:
     for name in ("model", "network"):
         if given[name].present and given[name].value is not None:
             raise ConfigurationError(
-                f"--{name}={given[name].value} and --model_from={FROM_WORKER}: the first "
-                f"worker defines the model; leave --{name} out, or take --model_from={FROM_FLAGS}."
+                f"--{name}={given[name].value} and --model_from={FROM_WORKER}: the first worker's "
+                f"script defines the model; leave --{name} out, or take --model_from={FROM_FLAGS}."
             )
     for name in ("fraction", "draws"):
         if given[name].value != given[name].default:
@@ -660,8 +662,8 @@ def _check_collective(given: flags.FlagValues, method: Method, nb_ps: int) -> No
     for name in ("worker_port", "collective_sync_every"):
         if method.collective == THROUGH_PS and given[name].value != given[name].default:
             raise ConfigurationError(
-                f"--{name}={given[name].value} is for an all-reduce among the workers, and this is "
-                f"--collective={THROUGH_PS}; change one."
+                f"--{name}={given[name].value} is for an all-reduce among the workers, but this "
+                f"run has --collective={THROUGH_PS}; change one of the two flags."
             )
 
 
@@ -677,9 +679,9 @@ def _guards(given: flags.FlagValues, method: Method) -> Guards:
     check_guards(method, guards)
     if guards.active and given.collective != THROUGH_PS:
         raise ConfigurationError(
-            f"--collective={given.collective}: the PS receives no updates to check; "
-            "leave out --max_update_norm, --update_norm_factor and --quarantine_after, or take "
-            f"--collective={THROUGH_PS}."
+            f"--collective={given.collective}: with an all-reduce among the workers, the PS "
+            "receives no updates that it could check; leave out --max_update_norm, "
+            f"--update_norm_factor and --quarantine_after, or take --collective={THROUGH_PS}."
         )
     return guards
 
@@ -687,14 +689,17 @@ def _guards(given: flags.FlagValues, method: Method) -> Guards:
 def _groups(given: flags.FlagValues) -> dict[str, Any]:
     """Return the fields of `Choices` on groups of workers: fixed groups, or settings for auto."""
     if given.groups is not None and given.groups_file is not None:
-        raise ConfigurationError("--groups and --groups_file were both given; leave one out.")
+        raise ConfigurationError(
+            "--groups and --groups_file were both given, and both define the worker groups; leave "
+            "one of the two flags out."
+        )
     if given.groups == "auto":
         return {"groups": None, "auto_groups": _auto_groups(given)}
     for name in ("groups_warmup_updates", "regroup_interval_seconds"):
         if given[name].value is not None:
             raise ConfigurationError(
-                f"--{name}={given[name].value} is for --groups=auto, and this is "
-                f"--groups={given.groups}; change one."
+                f"--{name}={given[name].value} is for --groups=auto, but this run has "
+                f"--groups={given.groups}; change one of the two flags."
             )
     if given.groups is not None:
         return {"groups": parse_groups(given.groups)}

@@ -103,7 +103,8 @@ def complete_flags(script: Sequence[str]) -> list[str]:
     target = ScriptTarget.of(script)
     if FLAGS.model_from != "worker":
         raise ConfigurationError(
-            f"--model_from={FLAGS.model_from}: the script brings the model; leave it out."
+            f"--model_from={FLAGS.model_from}: with `thinwire run`, the script provides the "
+            "model; leave --model_from out."
         )
     if misplaced := script_flags.misplaced(target, [*FLAGS]):
         logging.warning("%s", misplaced)
@@ -287,7 +288,7 @@ class _ScriptRun:
         if code == EXIT_DONE:
             return
         if code == EXIT_INTERRUPTED and self._first is None:
-            logging.info("interrupted; the same command resumes the run")
+            logging.info("the run is interrupted; the same command resumes the run")
         else:
             logging.error("%s", self._reason())
 
@@ -450,14 +451,18 @@ class _ScriptRun:
         ]
         if failed:
             names = ", ".join(map(str, failed))
-            logging.error("failed too: worker %s; see %s", names, self._run.run_dir / "logs")
+            logging.error(
+                "also failed: worker %s; the logs of all nodes are in %s",
+                names,
+                self._run.run_dir / "logs",
+            )
         try:
             summary = json.loads((self._run.run_dir / "summary.json").read_text())
         except (OSError, ValueError):
             summary = {}
         if code == EXIT_DONE and summary and self._has_report:
             logging.info(
-                "finished (%s): %d updates in %.1f s",
+                "the run has finished (%s): %d updates in %.1f s",
                 summary["stop_reason"],
                 summary["updates"],
                 summary["seconds"],

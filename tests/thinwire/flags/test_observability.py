@@ -51,7 +51,7 @@ def test_levels_that_are_none(text):
 def test_a_level_of_a_node_that_the_run_does_not_have_is_refused(who):
     with (
         given("--type_node=Cluster", "--nb_workers=2", f"--log_level=info,{who}=debug") as values,
-        pytest.raises(ConfigurationError, match=f"this run has no {who}; expected a number of"),
+        pytest.raises(ConfigurationError, match=f"this run has no node {who}; expected a"),
     ):
         observability.check(read_run(), values)
 

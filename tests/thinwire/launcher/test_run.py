@@ -75,7 +75,7 @@ def test_a_dry_run_knows_the_size_of_the_model_from_last_time(tmp_path):
         (["--learning_rate=1"], "train.py", 2, "the one that the script compiles"),
         (["--method=dgs", "--local_lr=1"], "train.py", 2, "--local_lr is not for"),
         (["--method=dgs", "--learning_rate=1"], "train.py", 2, "the one that the script compiles"),
-        (["--model_from=flags"], "train.py", 2, "the script brings the model"),
+        (["--model_from=flags"], "train.py", 2, "the script provides the model"),
         (["--like=nowhere"], "train.py", 2, "--like=nowhere"),
         (["--no_such_flag=1"], "train.py", 1, "no_such_flag"),
         (["--type_node=PS"], "train.py", 1, "--type_node=PS"),

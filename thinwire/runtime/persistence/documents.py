@@ -94,7 +94,7 @@ def parse_json(text: str | bytes) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError as error:
-        raise ValueError("the JSON is nested too deeply") from error
+        raise ValueError("the values of the JSON document are nested too deeply") from error
 
 
 def write_json_atomically(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
@@ -146,7 +146,7 @@ def _write(value: Any, kind: Any, where: str) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         if _is_optional(kind):
             return None
-        raise ValueError(f"{where} is {value}, expected a finite number")
+        raise ValueError(f"{where} has the value {value}; expected a finite number")
     return value
 
 
@@ -219,7 +219,7 @@ def check_plain(value: Any, where: str, depth: int = _DEEPEST_NESTING) -> Any:
         ValueError: A document may not hold this value; the message names its field and the value.
     """
     if depth == 0:
-        raise ValueError(f"{where} is nested more than {_DEEPEST_NESTING} deep")
+        raise ValueError(f"{where} has more than {_DEEPEST_NESTING} levels of nested values")
     if isinstance(value, dict):
         for key, item in value.items():
             _read_scalar(key, str, f"a key of {where}")
@@ -248,4 +248,4 @@ def _refuse(where: str, value: Any, expected: str) -> NoReturn:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"the JSON holds {name}, expected finite numbers")
+    raise ValueError(f"the JSON document contains the number {name}; expected finite numbers")

@@ -61,14 +61,15 @@ class ScriptTarget:
             path = pathlib.Path(words[0])
             if not path.is_file():
                 raise ConfigurationError(
-                    f"{path} is no file; expected the path of a Python script, or -m and a "
-                    "module. Put flags of Thinwire before the script, and the script's own "
-                    "arguments after it."
+                    f"the script path {path} is no file; expected the path of a Python script, or "
+                    "-m and a module. Put flags of Thinwire before the script, and the script's "
+                    "own arguments after it."
                 )
             return cls(path, "", tuple(words[1:]))
         if len(words) == 1:
             raise ConfigurationError(
-                "-m is the last word; expected a module after -m, as in -m package.train."
+                "-m is the last word of the command line; expected the name of a module after -m, "
+                "as in -m package.train."
             )
         return cls(_file_of(words[1]), words[1], tuple(words[2:]))
 
@@ -106,7 +107,7 @@ def _file_of(module: str) -> pathlib.Path:
         spec = importlib.machinery.PathFinder.find_spec(f"{module}.__main__", place)
     if spec is None or spec.origin is None or not spec.has_location:
         raise ConfigurationError(
-            f"-m {module}: this is a package without __main__.py, or a module without a file; "
-            "expected a module that python -m runs. Give one of the package's modules."
+            f"-m {module}: this module is a package without __main__.py, or has no file; expected "
+            "a module that python -m runs. Give one of the package's modules."
         )
     return pathlib.Path(spec.origin)
