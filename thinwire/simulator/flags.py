@@ -112,12 +112,14 @@ def read(run: Run) -> SimulatorFlags:
     """
     if run.method.collective != THROUGH_PS:
         raise ConfigurationError(
-            f"--collective={run.method.collective} is not simulated; use --collective={THROUGH_PS}."
+            f"the Simulator cannot simulate --collective={run.method.collective}; use "
+            f"--collective={THROUGH_PS}."
         )
     if FLAGS.journal == "on":
         raise ConfigurationError(
             "--journal=on: a simulated PS never dies, so its journal would never be read; remove "
-            "the flag. An interrupted simulation is repeated from its start, with equal results."
+            "the flag. The same command repeats an interrupted simulation from its start, with "
+            "equal results."
         )
     worker = worker_flags.read(run.nb_workers)
     worker_flags.refuse_idle_links(run)
@@ -170,8 +172,8 @@ def _per_shard(name: str, most: float, nb_ps: int) -> list[float]:
         ) from error
     if len(values) not in (1, nb_ps):
         raise ConfigurationError(
-            f"--{name} has {len(values)} values; give one, or one for each of the {nb_ps} shards "
-            "(--nb_ps)."
+            f"--{name} has {len(values)} values; expected one value, or one value for each of the "
+            f"{nb_ps} shards (--nb_ps)."
         )
     for value in values:
         if not 0.0 <= value <= most:

@@ -125,7 +125,7 @@ class SimulatedWorker:
 
     def on_unreachable(self) -> None:
         """End the process, because a shard was unreachable for the whole patience time."""
-        logging.error("worker %d: a shard is unreachable; the worker gives up", self.number)
+        logging.error("simulated worker %d cannot reach a PS shard and leaves the run", self.number)
         self.leave("error")
 
     def freeze(self, seconds: float) -> None:
@@ -155,8 +155,8 @@ class SimulatedWorker:
             return
         if self._divergence.has_diverged:
             logging.warning(
-                "worker %d: too many mini-batches in a row gave no usable update; the worker gives "
-                "up",
+                "simulated worker %d leaves the run: too many consecutive mini-batches gave no "
+                "usable update",
                 self.number,
             )
             self.leave("diverged")

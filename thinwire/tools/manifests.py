@@ -184,14 +184,14 @@ def _check(given: argparse.Namespace, flags: Sequence[str]) -> None:
     if min(given.workers, given.shards) < 1 or given.gpus < 0:
         raise ConfigurationError(
             f"--workers={given.workers} --shards={given.shards} --gpus={given.gpus}: expected at "
-            "least 1, 1 and 0."
+            "least 1 worker, 1 shard and 0 GPUs."
         )
     for flag in flags:
         name = flag.removeprefix("--").partition("=")[0]
         if not flag.startswith("--") or name in _OWN:
             raise ConfigurationError(
-                f"{flag}: expected --flag=value for all nodes; omit it. The objects set "
-                f"{', '.join(f'--{each}' for each in _OWN)}."
+                f"{flag}: expected a --flag=value that holds for all nodes; leave the flag out. "
+                f"The Kubernetes objects set {', '.join(f'--{each}' for each in _OWN)}."
             )
 
 
@@ -211,8 +211,9 @@ def _certificates(folder: pathlib.Path, workers: int, shards: int) -> dict[str, 
     missing = [name for name in ("ca.crt", *files) if not (folder / name).is_file()]
     if missing:
         raise ConfigurationError(
-            f"--certificates={folder} has no {missing[0]}; create it with `thinwire certificates "
-            f"--out {folder} --shards {shards} --workers {workers} --hosts ...`."
+            f"--certificates={folder} has no file {missing[0]}; create the certificates with "
+            f"`thinwire certificates --out {folder} --shards {shards} --workers {workers} --hosts "
+            "...`."
         )
     return {name: read_bounded(folder / name) for name in ("ca.crt", *files)}
 

@@ -116,7 +116,7 @@ def test_a_variable_speaks_where_its_flag_is_not_given(
     found = vars(run.method.router) | vars(run.transport)
     assert found[name] == value
     assert found == vars(Dgt()) | vars(Transport()) | {name: value}
-    assert f"--{name}={value}, from {variable}={text}" in caplog.text
+    assert f"--{name}={value} is set from the environment variable {variable}={text}" in caplog.text
 
 
 def test_every_variable_is_documented():
