@@ -75,9 +75,9 @@ class AwaitedUpdate(GradientsOnly, RunsOwnRate):
             ConfigurationError: Always.
         """
         raise ConfigurationError(
-            "--server_optimizer=script: no worker has offered a script's optimizer; expected an "
-            "offer from the first worker. Start the PS with --model_from=worker, or set "
-            "--server_optimizer to the name of an optimizer."
+            "--server_optimizer=script: no worker has sent a script's optimizer to the PS; "
+            "expected an optimizer from the first worker. Start the PS with --model_from=worker, "
+            "or set --server_optimizer to the name of an optimizer."
         )
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
@@ -482,10 +482,10 @@ class _RateAtStep:
             if not math.isfinite(rate) and not self._has_failed:
                 self._has_failed = True
                 _log.error(
-                    "the script's schedule %s gives a learning rate of %s at step %d; expected a "
-                    "finite rate. No update can be applied with this rate: the run ends as "
-                    "diverged and keeps the weights of the last update. Correct the arguments of "
-                    "the schedule.",
+                    "the script's learning-rate schedule %s gives the rate %s at step %d; "
+                    "expected a finite rate. No update can be applied with this rate: the run "
+                    "ends as diverged and keeps the weights of the last update. Correct the "
+                    "arguments of the schedule.",
                     *(type(self._schedule).__name__, rate, step),
                 )
             self._newest = (step, rate)
@@ -501,8 +501,9 @@ def server_update(offer: Offer) -> ScriptUpdate | ScriptUpdates:
     """
     if not offer.optimizers:
         raise ConfigurationError(
-            "the offer has no optimizer, so the workers would have to do the steps; expected a "
-            f"method that sends changes of weights. {WAYS_OUT}"
+            "the worker's description of the script has no optimizer for the PS, so the workers "
+            "would have to take the steps; expected a method that sends changes of weights. "
+            f"{WAYS_OUT}"
         )
     for constraint in offer.constraints.values():
         allow_list.check_constraint(constraint)

@@ -186,8 +186,8 @@ class Dgt(DgtChoices):
         ):
             if applies and codec.value_dtype != "float32":
                 raise ConfigurationError(
-                    f"--value_dtype={codec.value_dtype} with --{name}: both change values. Leave "
-                    "one of them out."
+                    f"--value_dtype={codec.value_dtype} with --{name}: both flags change the "
+                    "values of updates. Leave one of the two flags out."
                 )
         fixed_k = not self.dgt_adaptive_k
         fixed_k_min = fixed_k and self.dgt_k_min != DgtChoices.dgt_k_min

@@ -184,11 +184,15 @@ class Reassembler:
         self._advance(now)
         number = step % _MODULUS
         if self._closed is not None and ahead(number, self._closed) <= 0:
-            raise ValueError(f"step {step} is closed; expected a later one")
+            raise ValueError(
+                f"a reliable part arrived for step {step}, which is already closed; expected a "
+                "later step"
+            )
         for announced in manifest.channels:
             if not 1 <= announced.channel <= self._rules.dgt_channels:
                 raise ValueError(
-                    f"channel {announced.channel}: expected 1 to {self._rules.dgt_channels}"
+                    f"a worker announces datagrams on channel {announced.channel}: expected 1 to "
+                    f"{self._rules.dgt_channels}"
                 )
         partial = self._window.find(number) or self._window.begin(number)
         if partial.is_repeated(blocks):
@@ -207,7 +211,7 @@ class Reassembler:
         """
         partial = self._window.find(step % _MODULUS)
         if partial is None or partial.step is None:
-            raise ValueError(f"step {step} ends, but no reliable part of it has arrived")
+            raise ValueError(f"step {step} ends, but none of its reliable parts has arrived")
         if not partial.ended:
             partial.sequences.finish()
             partial.ended = True

@@ -45,7 +45,7 @@ class AutoGroups:
         """Reject a warm-up without updates, and a negative or infinite interval."""
         if self.groups_warmup_updates < 1:
             raise ConfigurationError(
-                f"--groups_warmup_updates={self.groups_warmup_updates}: expected 1 or more."
+                f"--groups_warmup_updates={self.groups_warmup_updates}: expected 1 or more updates."
             )
         if not 0 <= self.regroup_interval_seconds < math.inf:
             raise ConfigurationError(
@@ -94,7 +94,8 @@ def parse_groups_file(text: str, path: str) -> tuple[tuple[int, ...], ...]:
     groups = "|".join(line for line in lines if line)
     if not groups:
         raise ConfigurationError(
-            f"--groups_file={path}: the file holds no group; expected one line of ids per group."
+            f"--groups_file={path}: the file contains no group; expected one line of worker ids "
+            "per group."
         )
     return parse_groups(groups)
 

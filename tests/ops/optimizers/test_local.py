@@ -230,7 +230,7 @@ def test_slots_survive_a_save(name):
         ({"opt_state": "forget"}, "--local_opt_state='forget': expected one of keep, reset"),
         ({"momentum": 1.0}, "--local_momentum=1.0: expected 0 <= momentum < 1"),
         ({"momentum": float("nan")}, "--local_momentum=nan"),
-        ({"momentum": 0.5, "optimizer": "adam"}, "--local_optimizer=adam has its own"),
+        ({"momentum": 0.5, "optimizer": "adam"}, "--local_optimizer=adam defines its momentum"),
         ({"weight_decay": -1.0}, "--local_weight_decay=-1.0"),
         ({"prox_mu": float("nan")}, "--prox_mu=nan"),
         ({"rate_factor": 0.0}, "--local_lr is 0.0 times --learning_rate"),

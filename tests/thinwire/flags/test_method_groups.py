@@ -46,7 +46,7 @@ def test_groups_by_speed_are_part_of_the_fingerprint():
             "is for --groups=auto, but this run has --groups=1,2|3,4",
         ),
         (["--ps_speeds=2,1", "--nb_ps=2"], "--ps_speeds=2,1 is for --placement=speed"),
-        (["--placement=speed", "--ps_speeds=2,1"], "--ps_speeds has 2 values for 1 shards"),
+        (["--placement=speed", "--ps_speeds=2,1"], "--ps_speeds has 2 values for 1 PS shards"),
         (["--placement=speed", "--ps_speeds=1,2", "--nb_ps=2"], "--ps_speeds=1,2: expected"),
         (["--placement=speed", "--ps_speeds=0", "--nb_ps=1"], "finite numbers above 0"),
     ],

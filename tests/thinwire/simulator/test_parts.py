@@ -77,7 +77,7 @@ def test_a_trace_is_repeated(tmp_path):
         ("normal:1,2", "expected one of constant, uniform, exponential, lognormal or trace"),
         ("lognormal:1", "expected lognormal:mean,sigma"),
         ("lognormal:1,9", "sigma is 9"),
-        ("uniform:2,1", "expected low <= high"),
+        ("uniform:2,1", "LOW <= HIGH"),
         ("lognormal:1,1;0.2", "has 2 values"),
         ("trace:/no/such/file", "No such file"),
     ],

@@ -161,8 +161,8 @@ def line_of(each: Round) -> str:
 def _named(columns: Sequence[str], row: Any) -> dict[str, Any]:
     if not isinstance(row, list) or len(row) != len(columns):
         raise ValueError(
-            f"a row in a batch of rounds is {row!a:.80}; expected one number for each of the "
-            f"{len(columns)} columns"
+            f"in a batch of rounds, a row of {len(columns)} columns is {row!a:.80}; expected one "
+            "number for each column"
         )
     return dict(zip(columns, row, strict=True))
 
