@@ -35,7 +35,9 @@ def draw_balanced(labels: NDArray[np.uint8], count: int, seed: int) -> NDArray[n
     classes, available = np.unique(labels, return_counts=True)
     per_class, remainder = divmod(count, len(classes))
     if remainder or per_class > available.min():
-        raise ValueError(f"cannot draw {count} equally from classes with {available} examples")
+        raise ValueError(
+            f"cannot draw {count} examples in equal parts from classes with {available} examples"
+        )
     rng = np.random.default_rng(seed)
     chosen = [
         rng.choice(np.flatnonzero(labels == value), size=per_class, replace=False)

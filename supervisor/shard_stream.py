@@ -99,8 +99,10 @@ class ShardStream:
                     self.replies.put(None)
         except StreamLost as error:
             if not self.halt_cause:  # normal end: the shard closes the stream after a Halt
-                logging.info("lost the stream to the PS: %s", error)
+                logging.info("the Supervisor lost its stream to the PS: %s", error)
         except ValueError as error:
-            logging.error("%s sent a status that cannot be read: %s", self.session.address, error)
+            logging.error(
+                "the PS shard %s sent a status that cannot be read: %s", self.session.address, error
+            )
         self.lost.set()
         self.replies.put(None)

@@ -294,11 +294,11 @@ def _check_classes(link: Link) -> None:
     if value and value >= link.mbps:
         raise ConfigurationError(
             f"--{name}={value:g}: expected less than the link's rate (--link_mbps={link.mbps:g}), "
-            "or less urgent traffic never passes."
+            "because otherwise less urgent traffic never passes."
         )
     if link.queue_kb and (not link.mbps or link.queue_kb < _SMALLEST_QUEUE_KB):
         raise ConfigurationError(
-            f"--link_queue_kb={link.queue_kb:g} at --link_mbps={link.mbps:g}: expected at least "
-            f"{_SMALLEST_QUEUE_KB:g}, the size of one datagram, and --link_mbps above 0; "
-            "0 is no limit."
+            f"--link_queue_kb={link.queue_kb:g} at --link_mbps={link.mbps:g}: expected a queue of "
+            f"at least {_SMALLEST_QUEUE_KB:g} kB, the size of one datagram, and --link_mbps above "
+            "0; a queue of 0 has no limit."
         )

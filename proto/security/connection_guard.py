@@ -245,4 +245,4 @@ class ConnectionGuard:
             self._logged[reason] = now, count
         more = f" (and {count - logged - 1} like it before)" if count - logged > 1 else ""
         shown = printable(text, _LONGEST_TEXT)  # `text` may quote unprintable bytes of the client
-        logging.warning("refused %s, %s: %s%s", peer, reason, shown, more)
+        logging.warning("refused the client %s for the reason %s: %s%s", peer, reason, shown, more)

@@ -166,8 +166,8 @@ class OfferStage:
         run, flags = self.run, self.own
         dscp = dscp_of(run.method.router, run.transport.dgt_dscp)
         self.listening = serve(flags.bind, flags.port, self.read, dscp=dscp, guard=self.guard)
-        logging.info("PS %d listens on %s:%d", flags.id_ps, flags.bind, self.listening.port)
-        logging.info("waiting for a worker that offers the model")
+        logging.info("PS shard %d listens on %s:%d", flags.id_ps, flags.bind, self.listening.port)
+        logging.info("waiting for a worker that sends the model of its script")
         self._begin_looking()
 
     def _begin_looking(self) -> None:
@@ -353,7 +353,9 @@ class OfferStage:
         except Exception as error:  # noqa: BLE001 - the main thread raises the error
             self._came.put(error)
             if self.phase and not self._closing.is_set():
-                logging.error("this shard gets no model of phase %d: %s", self.phase, error)
+                logging.error(
+                    "this shard receives no model for phase %d of the run: %s", self.phase, error
+                )
             return
         with self._lock:
             self._leader = leader
@@ -436,7 +438,9 @@ class OfferReader:
         message, payload = complete
         body = message.WhichOneof("body")
         if body != self._expects:
-            raise Malformed(f"a {body} where {self._expects or 'nothing'} is expected")
+            raise Malformed(
+                f"a client sent the message {body}; expected {self._expects or 'nothing'}"
+            )
         if body == "hello":
             self._hello(message.hello)
             return
@@ -478,14 +482,14 @@ class OfferReader:
         if (full := guard.hello_received(self.stream)) is not None:
             self._reject(full[0], (pb.REASON_FULL, full[1]))
         if hello.role == pb.ROLE_SUPERVISOR and hello.halts:
-            logging.info("%s ends this run, which has no model yet", self.stream.peer)
+            logging.info("the client %s ends this run, which has no model yet", self.stream.peer)
             _refuse(self.stream, pb.REASON_ENDS, "this PS had no model yet, and ends.")
             stage.interrupt()
             raise _SentAway
         self._expects, self.worker, self._program = "", hello.id, program_of(hello)
         self.progress_at = stage.clock()
         if is_worker and stage.claim(self):
-            logging.info("worker %d is to offer the model", hello.id)
+            logging.info("this shard requests the script's model from worker %d", hello.id)
             self._expects = "offer"
             _refuse(self.stream, pb.REASON_NO_MODEL, "this PS has no model yet; offer it.")
         # a client with num_shards 0 only reads the status
@@ -512,7 +516,7 @@ class OfferReader:
             OfferRefused, OtherWeights: The document or the length of the payload is invalid.
         """
         if self._expects != "offer" or message.WhichOneof("body") != "offer":
-            raise Malformed("a payload where no payload is expected")
+            raise Malformed("a message has a payload, but no payload is expected")
         stage, announced = self._stage, message.offer
         try:
             self._offer = read_offer(announced.document, stage.own.max_model_bytes)

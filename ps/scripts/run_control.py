@@ -143,7 +143,9 @@ class RunControl:
     def stop_fit(self, connection: Connection, fit: int, epochs: int) -> None:
         """Record that a script ends the current fit early for all scripts."""
         if self._is_current(connection):
-            logging.info("worker %d stops fit %d", connection.id, fit)
+            logging.info(
+                "the script of worker %d stops its call %d of fit early", connection.id, fit
+            )
             self._meetings.end_fit(fit, epochs)
             self._perform(self._barriers.stop_fit(connection.id, fit, epochs, self._clock()))
 
@@ -270,7 +272,7 @@ class RunControl:
                     self._send(outcome.worker, epoch_meeting=outcome.meeting)
                 case FitEndsEarly():
                     logging.info(
-                        "worker %d ends fit %d after %d epochs",
+                        "the script of worker %d ends its call %d of fit after %d epochs",
                         *(outcome.worker, outcome.fit, outcome.epochs),
                     )
                     stop = self._barriers.stop_fit

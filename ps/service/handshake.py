@@ -251,7 +251,8 @@ def checked_link(given: pb.EmulatedLink) -> Link:
     short_enough = 0 <= link.delay_ms <= _LONGEST_DELAY_MS
     if not (fast_enough and short_enough and 0 <= link.loss <= _HIGHEST_LOSS):
         raise Malformed(
-            f"{link}: expected 0 (no limit) or {_SLOWEST_MBPS:g} to {_FASTEST_MBPS:g} Mbit/s, a "
-            f"delay up to {_LONGEST_DELAY_MS:g} ms and a loss up to {_HIGHEST_LOSS:g}"
+            f"the emulated link {link} is not valid: expected 0 (no limit) or {_SLOWEST_MBPS:g} "
+            f"to {_FASTEST_MBPS:g} Mbit/s, a delay up to {_LONGEST_DELAY_MS:g} ms and a loss up "
+            f"to {_HIGHEST_LOSS:g}"
         )
     return link

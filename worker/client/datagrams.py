@@ -97,7 +97,9 @@ class DatagramChannel:
         A second call for the same step, in the same datagram session, returns the same datagrams.
         """
         if self._sealer is None:
-            raise ValueError("datagrams to seal before the shard's Welcome has opened a session")
+            raise ValueError(
+                "datagrams cannot be sealed before the shard has opened a datagram session"
+            )
         if self._sealed is None or self._sealed[0] != step:
             if self._sender is not None:
                 self._sealer.mtu = self._sender.mtu
@@ -346,8 +348,9 @@ class DatagramTotals:
         counts = self.counts()
         new, self._logged = counts.minus(self._logged), counts
         logging.info(
-            "worker %d, step %d: k %.3f; blocks by channel, 0 reliable: %s; %d skipped, "
-            "%d dropped, %d not finite; bytes: %s",
+            "worker %d, step %d: fraction of reliable blocks %.3f; sent blocks by channel "
+            "(channel 0 is reliable): %s; %d blocks of zeros skipped, %d blocks dropped, %d "
+            "blocks not finite; sent bytes by channel: %s",
             self._worker,
             step,
             new.sum_k / max(1, new.pushes),

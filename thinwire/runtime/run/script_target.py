@@ -107,7 +107,7 @@ def _file_of(module: str) -> pathlib.Path:
         spec = importlib.machinery.PathFinder.find_spec(f"{module}.__main__", place)
     if spec is None or spec.origin is None or not spec.has_location:
         raise ConfigurationError(
-            f"-m {module}: this module is a package without __main__.py, or has no file; expected "
-            "a module that python -m runs. Give one of the package's modules."
+            f"-m {module}: this is a package without __main__.py, or a module without a file; "
+            "expected a module that python -m runs. Give one of the package's modules."
         )
     return pathlib.Path(spec.origin)
