@@ -60,7 +60,9 @@ def make_sample(source: Path, out: Path) -> None:
 def main() -> None:
     """Parse the command line and write the sample of Fashion-MNIST."""
     parser = argparse.ArgumentParser(description="Make the shipped sample of Fashion-MNIST.")
-    parser.add_argument("source", type=Path, help="folder with the four full files")
+    parser.add_argument(
+        "source", type=Path, help="folder with the four files of the full Fashion-MNIST"
+    )
     parser.add_argument("out", type=Path, nargs="?", default=_HERE / "fashion_mnist_sample")
     arguments = parser.parse_args()
     make_sample(arguments.source, arguments.out)

@@ -245,7 +245,8 @@ def blocks_from_message(
         end = position + _num_bytes(block)
         if end > len(payload):
             raise Malformed(
-                f"the block of slot {block.slot} ends at byte {end} of a payload of {len(payload)}"
+                f"the block of slot {block.slot} ends at byte {end} of a payload of "
+                f"{len(payload)} bytes"
             )
         result.append(
             _decode(block, value_dtype, payload[position:middle], payload[middle:end], size)

@@ -116,7 +116,7 @@ def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
     if settings.id_ps >= run.nb_ps:
         raise ConfigurationError(
             f"--id_ps={settings.id_ps}: this run has shards 0..{run.nb_ps - 1} (--nb_ps, "
-            "--ps_hosts)."
+            "--ps_hosts); expected one of these numbers."
         )
     check_bind(settings.bind, settings.insecure, run.credentials.protection)
     if run.checkpoint_dir is not None:

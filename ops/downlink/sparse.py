@@ -170,9 +170,14 @@ class DownAuto(DownSparse):
         super().__post_init__()
         check_fraction("switch_fraction", self.switch_fraction)
         if not self.push_factor >= 0:  # rejects NaN too, as comparisons with NaN are False
-            raise ConfigurationError(f"push_factor={self.push_factor}: expected 0 or more.")
+            raise ConfigurationError(
+                f"push_factor={self.push_factor} of --down_codec=auto: expected 0 or more times "
+                "the bytes of a push."
+            )
         if self.patience < 1:
-            raise ConfigurationError(f"patience={self.patience}: expected 1 or more replies.")
+            raise ConfigurationError(
+                f"patience={self.patience} of --down_codec=auto: expected 1 or more large replies."
+            )
 
     def init(self, size: int) -> State:
         """Return the states of DownSparse and DownRelay, and empty tables of exact workers."""

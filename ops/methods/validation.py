@@ -304,13 +304,16 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
     return [
         (
             alone,
-            f"--weighting={method.choices['weighting']} does nothing with one group: "
-            "no update is stale.",
+            f"--weighting={method.choices['weighting']} has no effect with one worker group: no "
+            "update is stale.",
         ),
         (
             isinstance(method.weighting, BySamples)
             and not (method.sync.waits_for_start or method.sync.auto),
-            "--weighting=samples with groups of one: every update is released alone.",
+            (
+                "--weighting=samples has no effect with groups of one worker: updates are applied "
+                "singly."
+            ),
         ),
         (
             delays is not None and delays.strength == 0,
@@ -324,35 +327,38 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
         ),
         (
             per_entry and dense_up and not alone,
-            "--weighting=per_entry with dense updates: every entry has the same staleness.",
+            ("--weighting=per_entry with dense updates gives every entry the same staleness."),
         ),
         (
             delta_down and dense_up and not relays_coarse,
-            f"{down} with dense updates: every entry changes, replies are dense.",
+            f"{down} saves no bytes with dense updates: every entry changes, so replies are dense.",
         ),
         (
             delta_down and not dense_up and method.privacy.adds_noise,
-            f"{down} with --dp_noise: every entry changes, replies are dense.",
+            f"{down} saves no bytes with --dp_noise: every entry changes, so replies are dense.",
         ),
         (
             delta_down
             and not dense_up
             and not (method.server.keeps_sparse or method.server.awaits_offer),
-            f"{down} with momentum, adam or weight decay on the PS: every entry "
-            "changes, replies are dense.",
+            f"{down} saves no bytes with momentum, adam or weight decay on the PS: every entry "
+            "changes, so replies are dense.",
         ),
         (
             method.pacer.queries and not (method.sync.waits_for_start or method.sync.auto),
-            f"--pacer={method.choices['pacer']} "
-            "with groups of one: no worker waits, so every worker takes one local step.",
+            f"--pacer={method.choices['pacer']} has no effect with groups of one worker: no "
+            "worker waits, so every worker takes one local step.",
         ),
         (
             local.opt_state != "keep" and not local.has_slots,
-            f"--local_opt_state={local.opt_state} with plain SGD: plain SGD has no state.",
+            (
+                f"--local_opt_state={local.opt_state} has no effect with plain SGD, which has no "
+                "state."
+            ),
         ),
         (
             one_group and method.sync.bound is not None,
-            "--staleness_bound with one group: no worker can run ahead.",
+            "--staleness_bound has no effect with one worker group: no worker can run ahead.",
         ),
     ]
 
@@ -381,7 +387,7 @@ def _check_aggregate(method: Method) -> list[str]:
         )
     sizes = method.sync.sizes
     if method.sync.auto is None and max(sizes) == 1:
-        return [f"{flag} with groups of one: every update is released alone."]
+        return [f"{flag} has no effect with groups of one worker: updates are applied singly."]
     if method.sync.auto is not None or min(sizes) < LEAST_MEMBERS:
         raise ConfigurationError(
             f"{flag} needs groups of {LEAST_MEMBERS} or more members, known from the start, so "

@@ -200,8 +200,8 @@ class Dgt(DgtChoices):
             (self.dgt_channels == 0, "--dgt_channels=0: every block is sent reliably."),
             (
                 not self.dgt_enable_block,
-                "--dgt_enable_block=false: every tensor is one block, and "
-                "a tensor's last block is reliable, so DGT does nothing.",
+                "--dgt_enable_block=false: every tensor is one block, and a tensor's last block "
+                "is sent reliably, so DGT has no effect.",
             ),
             (self.dgt_k >= 1 and fixed_k, f"--dgt_k={self.dgt_k:g}: every block is sent reliably."),
             (

@@ -380,7 +380,8 @@ class StepWindow:
         """
         if sum(step.ended for step in self._open) >= _MOST_ENDED:
             raise ValueError(
-                f"step {number} begins, but {_MOST_ENDED} earlier steps are not closed yet"
+                f"a worker begins step {number}, but its {_MOST_ENDED} earlier steps are not "
+                "closed yet"
             )
         step = PartialStep(number, self._offsets)
         older = [partial for partial in self._open if ahead(partial.number, number) < 0]

@@ -124,8 +124,8 @@ def uneven(groups: Groups) -> str | None:
     return (
         f"group {format_groups([largest])} has {len(largest)} workers, group "
         f"{format_groups([smallest])} has {len(smallest)}: an update is the mean of its group, so "
-        f"each worker of the larger group counts {len(largest) / len(smallest):.3g} times less "
-        "than a worker of the smaller group."
+        f"the update of each worker of the larger group counts {len(largest) / len(smallest):.3g} "
+        "times less than a worker of the smaller group."
     )
 
 

@@ -79,7 +79,10 @@ class MessageRate:
         """Count a frame; return the text of a refusal if the rate is exceeded, else None."""
         now = time.monotonic()
         if self._bucket.wait_seconds(now) > 0:
-            return f"more than {self._limits.messages_per_second:g} messages a second."
+            return (
+                f"the client sent more than {self._limits.messages_per_second:g} messages per "
+                "second."
+            )
         self._bucket.take(now, 1.0)
         return None
 
@@ -167,7 +170,9 @@ class ConnectionGuard:
             self.record_refusal(full[0], stream.peer, full[1])
             return full[1]
         for other in lost:
-            self.record_refusal("crowded", other.peer, "no Hello before newer streams came")
+            self.record_refusal(
+                "crowded", other.peer, "the client sent no Hello before newer streams were opened"
+            )
             other.close()
         return None
 
@@ -200,7 +205,9 @@ class ConnectionGuard:
         with self._lock:
             late = self._waiting.overdue(now - seconds) + self._strangers.overdue(now - seconds)
         for stream in late:
-            self.record_refusal("silent", stream.peer, f"no Hello within {seconds:g} s")
+            self.record_refusal(
+                "silent", stream.peer, f"the client sent no Hello within {seconds:g} s"
+            )
             stream.close()
 
     def _full(self, address: str) -> tuple[str, str] | None:

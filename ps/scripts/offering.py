@@ -250,7 +250,10 @@ class OfferStage:
             return
         is_late = now - offering.progress_at > max(_SILENCE_SECONDS, self.run.lease_seconds)
         if is_late and not self._is_taken:
-            text = f"worker {offering.worker} must offer the model but sent nothing for too long"
+            text = (
+                f"worker {offering.worker} must send the model of its script but sent nothing for "
+                "too long"
+            )
             self.guard.record_refusal("silent", offering.stream.peer, text)
             offering.stream.close()
             self.forget(offering.stream)
@@ -340,11 +343,14 @@ class OfferStage:
 
     def _why_not_yet(self) -> str:
         if self._has_model:
-            return "this PS has its model now; try again."
+            return "this PS has received its model now; try again."
         offering = self._offering
         if offering is not None:
-            return f"this PS takes the model of worker {offering.worker}; try again."
-        return "this PS has no model yet and waits for a worker that offers one; try again."
+            return f"this PS receives the model from worker {offering.worker}; try again."
+        return (
+            "this PS has no model yet and waits for a worker that sends the model of its script; "
+            "try again."
+        )
 
     def _look_for_leader(self) -> None:
         """Wait for shard 0's digest of the initial weights; then let workers offer a model."""
@@ -483,7 +489,7 @@ class OfferReader:
             self._reject(full[0], (pb.REASON_FULL, full[1]))
         if hello.role == pb.ROLE_SUPERVISOR and hello.halts:
             logging.info("the client %s ends this run, which has no model yet", self.stream.peer)
-            _refuse(self.stream, pb.REASON_ENDS, "this PS had no model yet, and ends.")
+            _refuse(self.stream, pb.REASON_ENDS, "this PS has not received a model yet, and ends.")
             stage.interrupt()
             raise _SentAway
         self._expects, self.worker, self._program = "", hello.id, program_of(hello)
@@ -491,7 +497,11 @@ class OfferReader:
         if is_worker and stage.claim(self):
             logging.info("this shard requests the script's model from worker %d", hello.id)
             self._expects = "offer"
-            _refuse(self.stream, pb.REASON_NO_MODEL, "this PS has no model yet; offer it.")
+            _refuse(
+                self.stream,
+                pb.REASON_NO_MODEL,
+                "this PS has no model yet; send the model of your script.",
+            )
         # a client with num_shards 0 only reads the status
         elif not hello.num_shards or not stage.hold(self.stream):
             stage.send_away(self.stream, _RETRY_SECONDS if hello.num_shards else 0.0)
@@ -529,8 +539,8 @@ class OfferReader:
         if expected > most:
             raise OfferRefused(
                 f"the offer has {expected:,} bytes of weights, statistics and slots for this PS; "
-                f"expected at most {most:,}. Give the PS a larger --max_model_bytes if that is "
-                "right."
+                f"expected at most {most:,} bytes. Give the PS a larger --max_model_bytes if this "
+                "size is intended."
             )
         stage.check_digest(self._offer)
         if announced.payload_bytes != expected:

@@ -294,7 +294,9 @@ class RunControl:
                     self._send(outcome.worker, chief=pb.Chief(worker=outcome.chief))
                 case ScriptsEnd():
                     if outcome.message:
-                        logging.info("the run ends (%s): %s", outcome.cause, outcome.message)
+                        logging.info(
+                            "the run ends with the cause %s: %s", outcome.cause, outcome.message
+                        )
                     self._put(events.Stop(outcome.cause))
 
     def _send(self, worker: int, **body: Any) -> None:

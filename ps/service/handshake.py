@@ -236,7 +236,10 @@ def unanswered(body: str | None, stream: ServerStream, limits: Limits) -> str | 
     waiting = stream.num_waiting
     if body not in REQUESTS or waiting < limits.waiting_replies:
         return None
-    return f"a {body} while {waiting} replies have not been read; expected one request at a time."
+    return (
+        f"the client sent a {body} message before it read {waiting} replies; expected one request "
+        "at a time."
+    )
 
 
 def checked_link(given: pb.EmulatedLink) -> Link:

@@ -64,8 +64,8 @@ RULES = EndRules(
     one_failure_is_all=True, mendable=(), workers_first_seconds=5.0, kill_after_seconds=12.0
 )
 _INPUT_TAKEN = (
-    "stdin goes to every worker, from its beginning: this command consumes the stdin of a shell "
-    "loop around it; there, give < /dev/null"
+    "every worker receives the whole stdin of this command, so the command consumes the stdin of "
+    "a shell loop around it; in a loop, give < /dev/null"
 )
 _READS_INPUT = re.compile(rb"\bstdin\b|\binput\(|\bfileinput\b|\bopen\(0\b")
 #: Prefixes of flags that a worker has in a Cluster and not in a script's run.

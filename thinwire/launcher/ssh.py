@@ -253,7 +253,7 @@ def probe_answer(written: str) -> dict[str, Any]:
     for line in written.splitlines():
         if line.startswith(_PROBE_MARK):
             return dict(json.loads(line.removeprefix(_PROBE_MARK)))
-    raise HostFailed("its shell or Python gave no answer; is --remote_python right?")
+    raise HostFailed("its shell or Python gave no answer; check --remote_python")
 
 
 class SshLauncher:

@@ -280,7 +280,7 @@ def _environment_words(elsewhere: Mapping[str, str]) -> list[str]:
     words_by_flag = environment.flags_of(os.environ, ALL_TOPICS)
     for name in sorted(words_by_flag.keys() & elsewhere.keys()):
         logging.warning(
-            "%s: this script ignores --%s: %s", environment.VARIABLE, name, elsewhere[name]
+            "%s: this script ignores the flag --%s: %s", environment.VARIABLE, name, elsewhere[name]
         )
     return [
         word

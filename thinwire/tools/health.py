@@ -31,12 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("address", help="Address of the node. [host:port]")
+    add("address", help="Address of the PS, or of a worker that accepts peers. [host:port]")
     add(
         *("--seconds",),
         type=float,
         default=_PATIENCE_SECONDS,
-        help="Time to wait for an answer. [seconds; default %(default)g]",
+        help="Longest wait for the node's answer. [seconds; default %(default)g]",
     )
     for name, text in (
         ("ca", "Certificate of the authority that signed the node's certificate, in PEM form."),

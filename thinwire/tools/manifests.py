@@ -139,14 +139,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("system", choices=["kubernetes"], help="Cluster system to write objects for.")
-    add("--name", default="thinwire", help="Prefix of all names. [name; default %(default)s]")
-    add("--image", required=True, help="Image with the script. [image; no default]")
-    add("--script", default="train.py", help="Script in the image. [file; default %(default)s]")
+    add(
+        "--name",
+        default="thinwire",
+        help="Prefix of the names of all Kubernetes objects. [name; default %(default)s]",
+    )
+    add(
+        "--image",
+        required=True,
+        help="Container image that contains the script. [image; no default]",
+    )
+    add(
+        "--script",
+        default="train.py",
+        help="Path of the script in the container image. [file; default %(default)s]",
+    )
     add("--workers", type=int, default=2, help="Number of workers. [count; default %(default)d]")
     add("--shards", type=int, default=1, help="Number of PS shards. [count; default %(default)d]")
-    add("--method", default="bsp", help="The run's method. [name; default %(default)s]")
+    add("--method", default="bsp", help="Training method of the run. [name; default %(default)s]")
     add("--port", type=int, default=2223, help="Port of every shard. [port; default %(default)d]")
-    add("--storage", default="10Gi", help="Volume of each PS. [quantity; default %(default)s]")
+    add(
+        "--storage",
+        default="10Gi",
+        help="Size of the volume of each PS. [quantity; default %(default)s]",
+    )
     add(
         "--storage_class",
         metavar="NAME",
@@ -154,9 +170,22 @@ def _parser() -> argparse.ArgumentParser:
         help="Storage class of the volumes. [name; default the cluster's default]",
     )
     add("--cpus", default="2", help="CPU request of each pod. [quantity; default %(default)s]")
-    add("--memory", default="4Gi", help="Memory of each pod. [quantity; default %(default)s]")
-    add("--gpus", type=int, default=0, help="GPUs of each worker. [count; default %(default)d]")
-    add("--token_file", metavar="FILE", help="File with the token. [file; default a new token]")
+    add(
+        "--memory",
+        default="4Gi",
+        help="Memory request of each pod. [quantity; default %(default)s]",
+    )
+    add(
+        "--gpus",
+        type=int,
+        default=0,
+        help="Number of GPUs of each worker. [count; default %(default)d]",
+    )
+    add(
+        "--token_file",
+        metavar="FILE",
+        help="File with the secret token of the run. [file; default a new token]",
+    )
     add(
         "--certificates",
         metavar="DIR",
@@ -167,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--flags",
         default="",
-        help="Flags of every node, for example '--lease_seconds=30'. [words; default none]",
+        help="Flags of every node of the run, such as '--lease_seconds=30'. [words; default none]",
     )
     return parser
 

@@ -163,7 +163,9 @@ class DatagramChannel:
     def _fall_back(self, why: str, *details: object) -> None:
         """Send all later datagrams in the stream instead of over UDP; log the reason once."""
         if not self.fell_back:
-            consequence = "sending all further datagrams in the stream, without losses"
+            consequence = (
+                "sending the content of all further datagrams in the gRPC stream, without losses"
+            )
             logging.warning(f"{why}; {consequence}", *details)
         self.fell_back = True
         self._end_sender()

@@ -226,7 +226,8 @@ class Exchange:
         reply = self._settle(number)
         if reply is None:
             raise ConfigurationError(
-                f"{self.shards[number].address} rejected a pull of the model as not finite"
+                f"the shard {self.shards[number].address} rejected a pull of the model as not "
+                "finite"
             )
         return reply
 
@@ -240,15 +241,17 @@ class Exchange:
                 *([lambda: self._look_after(open_shards)] if open_shards else [])
             )
         except PushRefused as refusal:
-            raise ConfigurationError(f"{shard.address} rejected a push: {refusal}") from refusal
+            raise ConfigurationError(
+                f"the shard {shard.address} rejected a push of this worker: {refusal}"
+            ) from refusal
         if replied.reply is None:
             return None
         try:
             reply = self._decode(number, replied.reply, payload)
         except (Malformed, ValueError) as error:
             raise ConfigurationError(
-                f"{shard.address} sent a reply that this worker cannot decode ({error}); "
-                "install the same Thinwire version on all nodes."
+                f"the shard {shard.address} sent a reply that this worker cannot decode "
+                f"({error}); install the same Thinwire version on all nodes."
             ) from error
         return dataclasses.replace(reply, refused=replied.is_outlier)
 
@@ -256,8 +259,8 @@ class Exchange:
         expected = self._aux_sizes[number]
         if reply.aux_count != expected:
             raise ConfigurationError(
-                f"{self.shards[number].address} averages {reply.aux_count} values (such as "
-                "BatchNorm statistics) in addition to the weights, but this worker's model and "
+                f"the shard {self.shards[number].address} averages {reply.aux_count} values (such "
+                "as BatchNorm statistics) in addition to the weights, but this worker's model and "
                 f"method have {expected}; start all nodes with the same model and method."
             )
         payload, aux = messages.carve_aux(payload, expected, (expected,))

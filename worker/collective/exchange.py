@@ -289,7 +289,9 @@ class CollectiveExchange(Exchange):
         before = self._members
         reply = self._poll()
         if reply.stop or not self._in_step(reply):
-            raise MembershipChanged(f"shard 0 is at version {reply.version}, stop: {reply.stop}")
+            raise MembershipChanged(
+                f"shard 0 is at model version {reply.version}; end of the run: {reply.stop}"
+            )
         if self._members != before:
             raise MembershipChanged(
                 f"the members are now workers {[member.worker for member in self._members]}"
