@@ -219,7 +219,9 @@ def check_plain(value: Any, where: str, depth: int = _DEEPEST_NESTING) -> Any:
         ValueError: A document may not hold this value; the message names its field and the value.
     """
     if depth == 0:
-        raise ValueError(f"{where} has more than {_DEEPEST_NESTING} levels of nested values")
+        raise ValueError(
+            f"{where} has nested values that are more than {_DEEPEST_NESTING} levels deep"
+        )
     if isinstance(value, dict):
         for key, item in value.items():
             _read_scalar(key, str, f"a key of {where}")
