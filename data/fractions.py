@@ -86,8 +86,8 @@ def ranges(total: int, nb_workers: int, fractions: Fractions | None) -> list[ran
     if fractions is None or len(fractions) != nb_workers:
         num_fractions = "none" if fractions is None else str(len(fractions))
         raise ConfigurationError(
-            f"--partition file needs the fractions of {nb_workers} workers and got "
-            f"{num_fractions}; set --data_sharding_file, or choose --partition iid."
+            f"--partition file needs fractions of the training set for {nb_workers} workers, but "
+            f"has {num_fractions}; set --data_sharding_file, or choose --partition iid."
         )
     # Adjacent workers' ranges share one rounded cut, so that no example is lost or doubled.
     by_start = sorted(range(nb_workers), key=lambda worker: fractions[worker][0])
@@ -97,8 +97,9 @@ def ranges(total: int, nb_workers: int, fractions: Fractions | None) -> list[ran
         if not positions:
             raise ConfigurationError(
                 f"--data_sharding_file gives worker {worker + 1} the fractions "
-                f"{fractions[worker]} of {total} training examples, which is no example; expected "
-                f"at least one. Widen the range on the line of worker {worker + 1}."
+                f"{fractions[worker]} of {total} training examples, which contain no example; "
+                "expected at least one example. Widen the range on the line of worker "
+                f"{worker + 1}."
             )
     return [owned[worker] for worker in range(nb_workers)]
 
@@ -113,8 +114,8 @@ def _parse(path: str | Path, number: int, text: str) -> _Line:
         ) from error
     if not 0 <= start < end <= 1:
         raise ConfigurationError(
-            f"--data_sharding_file {path} line {number} reads {text!r}; expected "
-            "0 <= start < end <= 1. Correct that line."
+            f"--data_sharding_file {path} line {number} reads {text!r}; expected fractions with 0 "
+            "<= start < end <= 1. Correct that line."
         )
     return _Line(start, end, number)
 
@@ -130,13 +131,13 @@ def _check_cover(path: str | Path, lines: Sequence[_Line]) -> None:
             where = f"lines {before.number} and {line.number}" if before else f"line {line.number}"
             raise ConfigurationError(
                 f"--data_sharding_file {path}: the fractions {problem} between {low:g} and "
-                f"{high:g} ({where}); expected each worker to start where another one ends. "
-                f"Let line {line.number} start at {reached:g}."
+                f"{high:g} ({where}); expected each worker's part to start where the part of "
+                f"another worker ends. Let line {line.number} start at {reached:g}."
             )
         before = line
     if before and abs(before.end - 1) > _TOLERANCE:
         raise ConfigurationError(
             f"--data_sharding_file {path}: the fractions leave a gap between {before.end:g} and 1 "
-            f"(line {before.number}); expected the last one to end at 1. Let line "
+            f"(line {before.number}); expected the last fraction to end at 1. Let line "
             f"{before.number} end at 1."
         )

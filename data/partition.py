@@ -69,9 +69,9 @@ def split_dirichlet(
     if nb_workers * smallest > len(labels):
         raise ConfigurationError(
             f"--partition dirichlet: {len(labels)} training examples cannot give each of "
-            f"{nb_workers} workers one batch of {smallest}; expected at least "
-            f"{nb_workers * smallest}. Lower --batch_size or --nb_workers, or take a larger "
-            "--dataset."
+            f"{nb_workers} workers one batch of {smallest} examples; expected at least "
+            f"{nb_workers * smallest} training examples. Lower --batch_size or --nb_workers, or "
+            "take a larger --dataset."
         )
     rng = np.random.default_rng([seed, len(labels), _STREAM])
     sizes = np.unique(labels, return_counts=True)[1]
@@ -191,21 +191,21 @@ def read_positions(path: str | Path, nb_workers: int) -> Shards:
         ]
     except (OSError, ValueError, OverflowError) as error:
         raise ConfigurationError(
-            f"{flag} cannot be read: {error}. Expected a text file with the positions of worker "
-            "w's examples in the training set, from 0, on line w."
+            f"the file {flag} cannot be read: {error}. Expected a text file with the positions of "
+            "worker w's examples in the training set, from 0, on line w."
         ) from error
     if len(shards) != nb_workers:
         raise ConfigurationError(
-            f"{flag} has {len(shards)} lines; expected one for each of the {nb_workers} workers "
-            "(--nb_workers). Add or remove lines, or change --nb_workers."
+            f"the file {flag} has {len(shards)} lines; expected one line for each of the "
+            f"{nb_workers} workers (--nb_workers). Add or remove lines, or change --nb_workers."
         )
     dealt = np.sort(np.concatenate(shards))
     twice = dealt[1:][dealt[1:] == dealt[:-1]]
     if (dealt.size and dealt[0] < 0) or twice.size:
         wrong = twice[0] if twice.size else dealt[0]
         raise ConfigurationError(
-            f"{flag}: position {wrong} is negative or listed twice; expected each example at "
-            "most once, for one worker. Correct the file."
+            f"the file {flag} lists position {wrong}, which is negative or listed twice; expected "
+            "each example at most once, for one worker. Correct the file."
         )
     return shards
 
@@ -297,8 +297,8 @@ def equal_range(
         )
     if nb_workers > total:
         raise ConfigurationError(
-            f"{total} {what} cannot be split among {nb_workers} {owners}; expected at "
-            f"least one for each. Use at most {total} {owners}, or a larger data set."
+            f"{total} {what} cannot be split among {nb_workers} {owners}; expected at least one "
+            f"for each of the {owners}. Use at most {total} {owners}, or a larger data set."
         )
     share, remainder = divmod(total, nb_workers)
     start = (id_worker - 1) * share + min(id_worker - 1, remainder)

@@ -100,7 +100,7 @@ def _from_data_dir(folder: Path, part: str, image_size: int, image_depth: int) -
         return raw
     if adacomp.holds(folder, part):
         shards = adacomp.read(folder, part, image_size, image_depth)
-        logging.info("data: %s part from AdaComp's files in %s", part, folder)
+        logging.info("data: read the %s part from AdaComp's files in %s", part, folder)
         return RawPart(shards.images, shards.labels.astype(np.int32), shards.offsets)
     images, labels = (_names(part, kind)[0] for kind in ("images", "labels"))
     raise ConfigurationError(
@@ -132,11 +132,12 @@ def _from_folder(folder: Path, part: str) -> RawPart | None:
     if images_path is None or labels_path is None:
         missing = "images" if images_path is None else "labels"
         raise ConfigurationError(
-            f"{folder} holds {images_path or labels_path} but not the {missing} that belong to it; "
-            f"expected {_names(part, missing)[0]} in the same folder. Copy the file there."
+            f"the folder {folder} contains {images_path or labels_path} but not the {missing} "
+            f"that belong to this file; expected {_names(part, missing)[0]} in the same folder. "
+            "Copy the file there."
         )
     images, labels = idx.read_pair(images_path, labels_path)
-    logging.info("data: %d %s examples from %s", len(labels), part, folder)
+    logging.info("data: read %d %s examples from %s", len(labels), part, folder)
     return RawPart(images if images.ndim == 4 else images[..., None], labels.astype(np.int32))
 
 
@@ -181,7 +182,7 @@ def _cifar10(part: str, data_dir: str | None) -> RawPart:
 def _from_cache(name: str, source: _Source, part: str) -> RawPart:
     cache = _cache()
     if source.cache is None:
-        raise ValueError(f"{name} has no place in the Keras cache")
+        raise ValueError(f"the data set {name} has no file in the cache of Keras")
     place = cache / source.cache
     if place.suffix == ".npz":
         if not place.is_file():
@@ -211,7 +212,7 @@ def _from_archive(path: Path, part: str) -> RawPart:
             f"{labels.shape}; expected uint8 [N, height, width] and [N]. Delete the file; the "
             "next run downloads it again."
         )
-    logging.info("data: %d %s examples from %s", len(labels), part, path)
+    logging.info("data: read %d %s examples from %s", len(labels), part, path)
     return RawPart(images[..., None], labels.astype(np.int32))
 
 

@@ -209,12 +209,15 @@ class Reduction:
         """
         step = self._steps[0] if self._steps else None
         if not isinstance(step, ReceivePart):
-            raise ValueError("no part is awaited now; send what `outgoing` returns first")
+            raise ValueError(
+                "this worker expects no part of an all-reduce now; send the parts that `outgoing` "
+                "returns first"
+            )
         start, stop = step.entries
         if len(values) != stop - start:
             raise ValueError(
-                f"a part of {len(values)} entries from member {step.peer} where entries "
-                f"{start}..{stop} are awaited; both must use the same algorithm"
+                f"member {step.peer} of the all-reduce sent a part of {len(values)} entries, but "
+                f"entries {start}..{stop} are expected; both members must use the same algorithm"
             )
         if step.adds:
             self.buffer[start:stop] += values

@@ -242,44 +242,56 @@ def read_offer(document: str | bytes, max_model_bytes: int) -> Offer:
     """
     if len(document) > MAX_DOCUMENT_BYTES:
         raise ConfigurationError(
-            f"the offer has {len(document)} bytes; expected at most {MAX_DOCUMENT_BYTES}."
+            f"the description of a script's model has {len(document)} bytes; expected at most "
+            f"{MAX_DOCUMENT_BYTES} bytes."
         )
     try:
         return _offer_of(json.loads(document), max_model_bytes)
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
         raise ConfigurationError(
-            f"the offer cannot be read ({type(error).__name__}: {error!s:.200}); expected the "
-            "document of a worker with the same version of Thinwire."
+            f"the description of a script's model cannot be read ({type(error).__name__}: "
+            f"{error!s:.200}); expected the description from a worker with the same version of "
+            "Thinwire."
         ) from error
 
 
 def _offer_of(found: Any, max_model_bytes: int) -> Offer:
     if found["format"] != FORMAT:
-        raise ValueError(f"format {found['format']!r}; expected {FORMAT}")
+        raise ValueError(
+            f"the description has format {found['format']!r}; expected format {FORMAT}"
+        )
     if len(found["spec"]) > MAX_VARIABLES:
-        raise ValueError(f"{len(found['spec'])} variables; expected at most {MAX_VARIABLES}")
+        raise ValueError(
+            f"the model has {len(found['spec'])} variables; expected at most {MAX_VARIABLES}"
+        )
     tensors = tuple(_tensor(row) for row in found["spec"])
     paths = {tensor.path for tensor in tensors}
     if not tensors or len(paths) < len(tensors):
-        raise ValueError("expected at least one variable, and each path once")
+        raise ValueError(
+            "the model has no variables, or two variables with the same path; expected at least "
+            "one variable, and each path once"
+        )
     spec = ModelSpec(tensors)
     if not spec.num_parameters:
-        raise ValueError("expected at least one trainable value")
+        raise ValueError(
+            "the model's variables have no values; expected at least one trainable value"
+        )
     num_bytes = 4 * (spec.num_parameters + _count(found["statistics"]))
     if num_bytes > max_model_bytes:
         raise ConfigurationError(
-            f"the offered model takes {num_bytes:,} bytes; expected at most {max_model_bytes:,}. "
-            "Give the PS a larger --max_model_bytes if that is right."
+            f"the model that a worker offers has {num_bytes:,} bytes; expected at most "
+            f"{max_model_bytes:,} bytes. Give the PS a larger --max_model_bytes if this size is "
+            "intended."
         )
     named = {*found["constraints"], *found["unused"]}
     if len(found["optimizers"]) > MAX_OPTIMIZERS:
         count = len(found["optimizers"])
-        raise ValueError(f"{count} optimizers; expected at most {MAX_OPTIMIZERS}")
+        raise ValueError(f"the script has {count} optimizers; expected at most {MAX_OPTIMIZERS}")
     optimizers = tuple(_optimizer(row) for row in found["optimizers"])
     for optimizer in optimizers:
         named |= {*optimizer.without_decay, *optimizer.by_adamw, *optimizer.paths}
     if unknown := sorted(named - paths):
-        raise ValueError(f"{unknown[0]!r:.100} is no variable of the model")
+        raise ValueError(f"the path {unknown[0]!r:.100} is no variable of the model")
     _check_groups(optimizers, paths)
     scale = found["loss_scale"]
     return Offer(
@@ -318,23 +330,28 @@ def _check_groups(optimizers: Sequence[OptimizerOffer], paths: Collection[str]) 
     if not all(optimizer.paths for optimizer in optimizers):
         raise ValueError("an optimizer has no variables; expected at least one for each optimizer")
     if optimizers and (len(set(stepped)) < len(stepped) or len(stepped) < len(paths)):
-        raise ValueError("expected each variable to be stepped by exactly one optimizer")
+        raise ValueError(
+            "a variable belongs to no optimizer or to several optimizers; expected exactly one "
+            "optimizer for each variable"
+        )
 
 
 def _tensor(row: Any) -> TensorSpec:
     path, shape, dtype = row
     if dtype != "float32":
-        raise ValueError(f"{path!r:.100} is {dtype!r:.20}; expected float32")
+        raise ValueError(f"the variable {path!r:.100} has dtype {dtype!r:.20}; expected float32")
     sizes = tuple(_count(size) for size in shape)
     if len(sizes) > 32 or max(sizes, default=0) > MAX_AXIS or math.prod(sizes) > 1 << 40:
-        raise ValueError(f"{path!r:.100} has the shape {sizes!r:.100}")
+        raise ValueError(
+            f"the variable {path!r:.100} has the shape {sizes!r:.100}, which is not valid"
+        )
     return TensorSpec(_name(path), sizes)
 
 
 def _described(row: Any) -> Described:
     config = row["config"]
     if not isinstance(config, dict):
-        raise ValueError(f"config is {config!r:.50}; expected named arguments")
+        raise ValueError(f"the config of an optimizer is {config!r:.50}; expected named arguments")
     return Described(_name(row["name"]), config)
 
 
@@ -343,7 +360,7 @@ def _loss_scale(row: Any) -> LossScale:
     is_number = isinstance(initial, int | float) and not isinstance(initial, bool)
     if not is_number or not SMALLEST_SCALE <= initial <= LARGEST_SCALE or not steps:
         raise ValueError(
-            f"loss_scale {row!r:.100}; expected a number from {SMALLEST_SCALE:g} to "
+            f"the field loss_scale is {row!r:.100}; expected a number from {SMALLEST_SCALE:g} to "
             f"{LARGEST_SCALE:g}, and at least one step"
         )
     return LossScale(float(initial), steps, _count(row["streak"]))
@@ -352,7 +369,9 @@ def _loss_scale(row: Any) -> LossScale:
 def _digest(value: Any) -> str:
     """Check and return a digest of weights, which a PS sends to every client in a Welcome."""
     if not _DIGEST.fullmatch(_word(value)):
-        raise ValueError(f"weights_digest {value!r:.100}; expected 64 hexadecimal digits, or none")
+        raise ValueError(
+            f"the field weights_digest is {value!r:.100}; expected 64 hexadecimal digits, or none"
+        )
     return str(value)
 
 
@@ -360,13 +379,13 @@ def _classes(value: Any) -> str:
     """Check and return the names of a script's optimizers, which error messages quote."""
     text = _word(value)
     if not text.isprintable() or len(text) > MAX_OPTIMIZERS * MAX_NAME:
-        raise ValueError(f"script_optimizer {text!r:.100}; expected names of classes")
+        raise ValueError(f"the field script_optimizer is {text!r:.100}; expected names of classes")
     return text
 
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
-        raise ValueError(f"{value!r:.50}; expected a whole number, 0 or more")
+        raise ValueError(f"a count is {value!r:.50}; expected a whole number, 0 or more")
     return value
 
 
@@ -377,21 +396,27 @@ def _counts(values: Any, num_optimizers: int) -> tuple[int, ...]:
     lists no optimizers.
     """
     if not isinstance(values, list) or len(values) > MAX_OPTIMIZERS:
-        raise ValueError(f"{values!r:.50}; expected at most {MAX_OPTIMIZERS} counts")
+        raise ValueError(
+            f"the counts of batches are {values!r:.50}; expected a list of at most "
+            f"{MAX_OPTIMIZERS} counts"
+        )
     if values and num_optimizers and len(values) != num_optimizers:
-        raise ValueError(f"{len(values)} counts; expected one for each of {num_optimizers}")
+        raise ValueError(
+            f"the description has {len(values)} counts of batches; expected one count for each of "
+            f"the {num_optimizers} optimizers"
+        )
     return tuple(_count(value) for value in values)
 
 
 def _truth(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"{value!r:.50}; expected true or false")
+        raise ValueError(f"a field is {value!r:.50}; expected true or false")
     return value
 
 
 def _word(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r:.50}; expected text")
+        raise ValueError(f"a field is {value!r:.50}; expected text")
     value.encode()  # `encode` raises an error for half a surrogate pair, which UTF-8 cannot encode
     return value
 
@@ -400,17 +425,17 @@ def _name(value: Any) -> str:
     """Check and return a path or class name, which logs and messages quote."""
     name = _word(value)
     if not name.isprintable() or not 0 < len(name) <= MAX_NAME:
-        raise ValueError(f"{name!r:.100}; expected 1 to {MAX_NAME} printable characters")
+        raise ValueError(f"a name is {name!r:.100}; expected 1 to {MAX_NAME} printable characters")
     return name
 
 
 def _words(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list):
-        raise ValueError(f"{values!r:.50}; expected a list")
+        raise ValueError(f"a field is {values!r:.50}; expected a list")
     return tuple(_word(value) for value in values)
 
 
 def _one_of(value: Any, legal: tuple[str, ...]) -> str:
     if value not in legal:
-        raise ValueError(f"{value!r:.50}; expected one of {', '.join(legal)}")
+        raise ValueError(f"a field is {value!r:.50}; expected one of {', '.join(legal)}")
     return str(value)

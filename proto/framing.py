@@ -106,7 +106,7 @@ def frame(message: Envelope) -> bytes:
     if len(data) > MAX_MESSAGE_BYTES:
         raise ValueError(
             f"a {message.WhichOneof('body')} message of {len(data)} bytes does not fit into one "
-            f"frame of {MAX_MESSAGE_BYTES}: shorten its lists or its document"
+            f"frame of {MAX_MESSAGE_BYTES} bytes: shorten its lists or its document"
         )
     return data
 
@@ -242,26 +242,31 @@ class MessageAssembler(Generic[Message]):
         if not isinstance(data, bytes):
             return self._read(data)
         if len(data) > MAX_MESSAGE_BYTES:
-            raise Malformed(f"a frame of {len(data)} bytes; at most {MAX_MESSAGE_BYTES} is allowed")
+            raise Malformed(
+                f"a received frame has {len(data)} bytes; expected at most {MAX_MESSAGE_BYTES} "
+                "bytes"
+            )
         bulk = _chunk_data(data)
         if bulk is not None:
             return self._continue(bulk)
         try:
             message = self._message_type.FromString(data)
         except DecodeError as error:
-            raise Malformed(f"a frame of {len(data)} bytes does not parse: {error}") from error
+            raise Malformed(
+                f"a received frame of {len(data)} bytes does not parse as a message: {error}"
+            ) from error
         name = message.WhichOneof("body")
         if name is None:
             numbers = unknown_field_numbers(message)
             raise Malformed(
-                f"a frame of {len(data)} bytes holds no known message (fields {numbers}); does the "
-                "other side run another Thinwire version?"
+                f"a received frame of {len(data)} bytes contains no known message (its fields are "
+                f"{numbers}); does the other node run another Thinwire version?"
             )
         # A valid chunk whose encoding differs from the encoding by the class `Chunk`.
         if name == "chunk":
             return self._continue(memoryview(message.chunk.data))
         if self._header is not None:
-            raise Malformed(f"a {name} arrived in the middle of a payload")
+            raise Malformed(f"the message {name} arrived in the middle of a payload")
         if name in _BULK_BODIES:
             return self._begin(message, getattr(message, name))
         if isinstance(body := getattr(message, name), Chunked):
@@ -275,14 +280,18 @@ class MessageAssembler(Generic[Message]):
         self._check_limit(message, body.payload_bytes)
         if len(payload) != body.payload_bytes:
             raise Malformed(
-                f"payload_bytes is {body.payload_bytes} but the message holds {len(payload)} bytes"
+                f"the field payload_bytes is {body.payload_bytes}, but the message has a payload "
+                f"of {len(payload)} bytes"
             )
         return message, memoryview(payload)
 
     def _check_limit(self, message: Message, size: int) -> None:
         allowed = self._limit(message)
         if size > allowed:
-            raise Malformed(f"a payload of {size} bytes; this message may have at most {allowed}")
+            raise Malformed(
+                f"a message announces a payload of {size} bytes; expected at most {allowed} bytes "
+                "for this message"
+            )
 
     def _expect(self, message: Message, size: int) -> tuple[Message, memoryview] | None:
         """Allocate the memory of a chunked payload and wait for its chunks."""
@@ -297,18 +306,19 @@ class MessageAssembler(Generic[Message]):
 
     def _continue(self, bulk: memoryview) -> tuple[Message, memoryview] | None:
         if self._header is None:
-            raise Malformed("a chunk arrived without a header before it")
+            raise Malformed("a chunk of a payload arrived without a header before it")
         end = self._filled + len(bulk)
         if len(bulk) == 0 or end > len(self._buffer):
             raise Malformed(
-                f"a chunk of {len(bulk)} bytes where {len(self._buffer) - self._filled} are missing"
+                f"a payload received a chunk of {len(bulk)} bytes where "
+                f"{len(self._buffer) - self._filled} are missing"
             )
         self._buffer[self._filled : end] = bulk
         return self._filled_to(end)
 
     def _read(self, arriving: Arriving) -> tuple[Message, memoryview] | None:
         if self._header is None:
-            raise Malformed("a chunk arrived without a header before it")
+            raise Malformed("a chunk of a payload arrived without a header before it")
         return self._filled_to(self._filled + arriving.read_into(self._buffer[self._filled :]))
 
     def _filled_to(self, end: int) -> tuple[Message, memoryview] | None:

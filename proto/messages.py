@@ -92,12 +92,17 @@ def spec_of(tensors: Iterable[pb.Tensor]) -> ModelSpec:
     result: dict[str, TensorSpec] = {}
     for tensor in tensors:
         if not tensor.path or tensor.path in result:
-            raise Malformed(f"variable path {tensor.path!r} is empty or repeated")
+            raise Malformed(f"the variable path {tensor.path!r} is empty or repeated")
         if tensor.dtype != "float32":
-            raise Malformed(f"{tensor.path}: dtype {tensor.dtype!r}; expected 'float32'")
+            raise Malformed(
+                f"the variable {tensor.path} has dtype {tensor.dtype!r}; expected 'float32'"
+            )
         shape = tuple(tensor.shape)
         if math.prod(shape) > _MAX_ENTRIES:
-            raise Malformed(f"{tensor.path}: shape {shape} is larger than {_MAX_ENTRIES} entries")
+            raise Malformed(
+                f"the variable {tensor.path} has the shape {shape}, which is larger than "
+                f"{_MAX_ENTRIES} entries"
+            )
         result[tensor.path] = TensorSpec(tensor.path, shape, tensor.dtype)
     return ModelSpec(tuple(result.values()))
 
@@ -222,8 +227,8 @@ def blocks_from_message(
         end_slot = spanned(block).stop
         if not free <= block.slot < end_slot <= len(sizes):
             raise Malformed(
-                f"block of slots {block.slot} to {end_slot - 1} after slot {free - 1}; expected "
-                f"ascending slots below {len(sizes)}"
+                f"a message has a block of tensor slots {block.slot} to {end_slot - 1} after slot "
+                f"{free - 1}; expected ascending slots below {len(sizes)}"
             )
         size = sum(sizes[block.slot : end_slot])
         free = end_slot
@@ -231,23 +236,29 @@ def blocks_from_message(
         value_dtype = _checked_dtype(block, size)
         if block.coding == pb.INDEX_CODING_RANGES and not ranges:
             raise Malformed(
-                f"slot {block.slot}: ranges of a dense block are legal only with datagrams"
+                f"the block of tensor slot {block.slot} is dense and has ranges, which are legal "
+                "only with datagrams"
             )
         if block.slots > 1 and ranges:
             raise Malformed(
-                f"slot {block.slot}: a block of {block.slots} slots is not legal with datagrams"
+                f"the block of tensor slot {block.slot} spans {block.slots} slots, which is not "
+                "legal with datagrams"
             )
         end = position + _num_bytes(block)
         if end > len(payload):
             raise Malformed(
-                f"the block of slot {block.slot} ends at byte {end} of a payload of {len(payload)}"
+                f"the block of slot {block.slot} ends at byte {end} of a payload of "
+                f"{len(payload)} bytes"
             )
         result.append(
             _decode(block, value_dtype, payload[position:middle], payload[middle:end], size)
         )
         position = end
     if position != len(payload):
-        raise Malformed(f"the blocks use {position} of {len(payload)} bytes of the payload")
+        raise Malformed(
+            f"the blocks of a message use {position} of {len(payload)} bytes of its payload; "
+            "expected equal numbers"
+        )
     return result
 
 
@@ -333,21 +344,28 @@ def rounds_from_message(
     total = sum(map(sum, counts))
     if not counts or not all(counts) or total != len(reply.blocks):
         raise Malformed(
-            f"{len(counts)} rounds announce {total} blocks, the reply has {len(reply.blocks)} "
-            "blocks; expected equal numbers and at least one update in each round"
+            f"the {len(counts)} rounds of a reply announce {total} blocks, but the reply has "
+            f"{len(reply.blocks)} blocks; expected equal numbers and at least one update in each "
+            "round"
         )
     # A worker adds its own update from its own copy of the last push. An own update in a reply to
     # a pull, or a second own update, would add that push to the weights twice.
     if sum(relayed.own > 0 for relayed in reply.rounds) > (reply.step > 0):
-        raise Malformed(f"more own updates than a reply to the push of step {reply.step} may have")
+        raise Malformed(
+            f"the reply to the push of step {reply.step} has more own updates of the worker than "
+            "it may have"
+        )
     result, first, start = [], 0, 0
     for described, numbers in zip(reply.rounds, counts, strict=True):
         if not math.isfinite(described.rate):
-            raise Malformed(f"the rate of a round is {described.rate}; expected a finite number")
+            raise Malformed(
+                f"in a reply, the learning rate of a round is {described.rate}; expected a finite "
+                "number"
+            )
         if described.own > len(numbers) or (described.own and numbers[described.own - 1]):
             raise Malformed(
-                f"own update {described.own} of a round with the block counts {numbers}; expected "
-                "the place of an update without blocks"
+                f"a reply names own update {described.own} of a round with the block counts "
+                f"{numbers}; expected the place of an update without blocks"
             )
         updates: list[tuple[Block, ...] | None] = []
         for count in numbers:
@@ -359,7 +377,10 @@ def rounds_from_message(
             updates[described.own - 1] = None
         result.append(RepeatedRound(tuple(updates), described.rate))
     if start != len(payload):
-        raise Malformed(f"the rounds use {start} of {len(payload)} bytes of the payload")
+        raise Malformed(
+            f"the rounds of a reply use {start} of {len(payload)} bytes of its payload; expected "
+            "equal numbers"
+        )
     return tuple(result)
 
 
@@ -391,10 +412,13 @@ def carve_aux(
     """
     if count not in expected:
         legal = " or ".join(str(number) for number in sorted(expected))
-        raise Malformed(f"{count} auxiliary values; expected {legal}")
+        raise Malformed(f"a message has {count} auxiliary values; expected {legal}")
     start = len(payload) - 4 * count
     if start < 0:
-        raise Malformed(f"{count} auxiliary values in a payload of {len(payload)} bytes")
+        raise Malformed(
+            f"a message has {count} auxiliary values in a payload of {len(payload)} bytes, which "
+            "is too small"
+        )
     if count == 0:
         return payload, None
     return payload[:start], np.frombuffer(bytes(payload[start:]), "<f4").astype(np.float32)
@@ -405,21 +429,26 @@ def _checked_dtype(block: pb.Block, size: int) -> str:
     name = _DTYPE_NAMES.get(block.value_dtype)
     if name is None or block.coding not in _CODINGS:
         raise Malformed(
-            f"slot {block.slot}: unknown value dtype {block.value_dtype} or coding {block.coding}"
+            f"the block of tensor slot {block.slot} has the unknown value dtype "
+            f"{block.value_dtype} or coding {block.coding}"
         )
     dense = _CODINGS[block.coding] == IndexCoding.DENSE
     if block.count > size or (dense and (block.count != size or block.index_bytes)):
         raise Malformed(
-            f"slot {block.slot}: {block.count} values and {block.index_bytes} index bytes "
-            f"for {size} entries, coding {_CODINGS[block.coding].name}"
+            f"the block of tensor slot {block.slot} has {block.count} values and "
+            f"{block.index_bytes} index bytes for {size} entries with the coding "
+            f"{_CODINGS[block.coding].name}, which do not match"
         )
     if not block.value_coding and (block.value_bytes or name in FEW_BITS):
         raise Malformed(
-            f"slot {block.slot}: value_bytes is {block.value_bytes} for plain {name} values; "
-            "expected 0 and a dtype of whole bytes"
+            f"the block of tensor slot {block.slot} is malformed: value_bytes is "
+            f"{block.value_bytes} for plain {name} values; expected 0, and a dtype of whole bytes"
         )
     if not math.isfinite(block.scale):
-        raise Malformed(f"slot {block.slot}: the scale is {block.scale}; expected a finite number")
+        raise Malformed(
+            f"the block of tensor slot {block.slot} is malformed: its scale is {block.scale}; "
+            "expected a finite number"
+        )
     return name
 
 
@@ -476,13 +505,15 @@ def manifest_from_message(message: pb.Manifest) -> Manifest:
     for announced in message.channels:
         if not previous < announced.channel <= _MOST_CHANNELS:
             raise Malformed(
-                f"datagrams of channel {announced.channel} announced after channel {previous}; "
-                "expected ascending channels from 1 to 7"
+                f"a manifest has datagrams of channel {announced.channel} announced after channel "
+                f"{previous}; expected ascending channels from 1 to 7"
             )
         previous = announced.channel
-    # The condition rejects NaN too, because NaN fails every comparison.
-    if not 0 <= message.k <= 1:
-        raise Malformed(f"k = {message.k} in a manifest; expected 0 to 1")
+    if not 0 <= message.k <= 1:  # NaN is rejected too, because NaN fails every comparison.
+        raise Malformed(
+            f"a manifest of datagrams has k = {message.k}, the fraction of reliable blocks; "
+            "expected 0 to 1"
+        )
     return Manifest(
         tuple(
             AnnouncedDatagrams(channel.channel, channel.first, channel.count)

@@ -95,9 +95,9 @@ def read_login(path: str) -> bytes:
     is_line = len(login.splitlines()) == 1
     if not (is_line and name and len(password) >= _SHORTEST_PASSWORD_BYTES):
         raise ConfigurationError(
-            f"--metrics_login={path} has {len(login)} bytes that are not a login; expected one "
-            f"line, name:password, with a password of at least {_SHORTEST_PASSWORD_BYTES} bytes, "
-            "for example from `openssl rand -hex 32`."
+            f"--metrics_login={path} contains {len(login)} bytes that are not a login; expected "
+            f"one line, name:password, with a password of at least {_SHORTEST_PASSWORD_BYTES} "
+            "bytes, for example from `openssl rand -hex 32`."
         )
     return login
 
@@ -152,8 +152,8 @@ class MetricsPort:
         if not is_loopback(host) and not (login and encrypts):
             lack = "no password (--metrics_login)" if encrypts else "no TLS (--tls_cert)"
             logging.warning(
-                "metrics on %s have %s: anyone on the network may read losses and traffic, but no "
-                "weights and no keys",
+                "the metrics port on %s has %s: anyone on the network may read losses and traffic "
+                "figures, but no weights and no keys",
                 host,
                 lack,
             )
@@ -340,5 +340,5 @@ def _library() -> Any:
     except ImportError as error:
         raise ConfigurationError(
             "--metrics_port needs the package prometheus-client, which is not installed; install "
-            "it (it is among this project's dependencies), or leave the flag out."
+            "the package (Thinwire's dependencies include it), or leave --metrics_port out."
         ) from error

@@ -29,7 +29,10 @@ class TokenBucket:
 
     def __init__(self, rate: float, burst: float) -> None:
         if rate <= 0 or burst < 0:
-            raise ValueError(f"expected rate > 0 and burst >= 0, got rate={rate}, burst={burst}")
+            raise ValueError(
+                f"a token bucket has rate={rate} and burst={burst}; expected rate > 0 and burst "
+                ">= 0"
+            )
         self.rate = rate
         self.burst = burst
         self._level = burst

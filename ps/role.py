@@ -195,7 +195,10 @@ def _stay(run: Run, own: PsFlags) -> None:
     ended = threading.Event()
     with handle_signals(lambda number, frame: ended.set()):
         listening = serve(own.bind, own.port, lambda stream: stream.close(), guard=guard_of(run))
-        logging.info("the run is finished; this process stays until a signal ends it (--stay)")
+        logging.info(
+            "the run is finished; because of --stay, this PS process continues until it receives "
+            "a signal"
+        )
         ended.wait()
         listening.stop(0.5)
 
@@ -212,10 +215,11 @@ def _serve(run: Run, own: PsFlags) -> int:
         logging.info("run %s: begins%s", run.run_dir, why)
     if own.resume_only and saved.core is None:
         raise ConfigurationError(
-            f"{own.node} was lost, and {saved.where} on this machine holds no checkpoint of it: "
-            "either it had not written one yet (--checkpoint_interval_seconds), or that folder is "
-            "on the disk of the lost machine. Expected --checkpoint_dir, or --run_dir on a disk "
-            "that all machines share; the same command begins the run again."
+            f"the node {own.node} was lost, but {saved.where} on this machine has no checkpoint "
+            "of the node: either the node had not written a checkpoint yet "
+            "(--checkpoint_interval_seconds), or the checkpoint is on the disk of the lost "
+            "machine. Expected --checkpoint_dir, or --run_dir on a disk that all machines share; "
+            "the same command begins the run again."
         )
     if not run.model_is_offered:
         model = model_of_flags(run, own.id_ps)
@@ -224,8 +228,9 @@ def _serve(run: Run, own: PsFlags) -> int:
     if saved.offer is None:
         if saved.core is not None:
             raise ConfigurationError(
-                f"--run_dir={run.run_dir} holds a run whose model came from flags, but this run "
-                "has --model_from=worker; give it another --run_dir, or --overwrite the old run."
+                f"--run_dir={run.run_dir} contains a run whose model was defined by flags, but "
+                "this run has --model_from=worker; give this run another --run_dir, or "
+                "--overwrite the old run."
             )
         return _serve_offered(run, own, saved)
     # With --resume, workers offer the model of phase 0 (the script's first model) again.
@@ -234,7 +239,7 @@ def _serve(run: Run, own: PsFlags) -> int:
     if own.preload_keras:
         import_quietly("keras")
     model = saved_model(run, own, saved)
-    logging.info("this shard has the model that a worker offered before")
+    logging.info("this shard loads the model that a worker sent before the shard's restart")
     return ShardProcess(run, own, model, saved).serve()
 
 
@@ -250,8 +255,8 @@ def saved_model(run: Run, own: PsFlags, saved: SavedShard) -> InitialModel:
         return model_of_offer(run, own.id_ps, offer, None)
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"--run_dir={run.run_dir} holds a model that a worker offered, and this PS cannot "
-            f"serve it: {error} Its checkpoints in {saved.where} are kept. Correct the named "
+            f"--run_dir={run.run_dir} contains a model from a worker, but this PS cannot serve "
+            f"the model: {error} The model's checkpoints in {saved.where} are kept. Correct the "
             "problem in the script or in this command; to train a corrected script, give the run "
             "another --run_dir, or --overwrite this one."
         ) from error
@@ -385,7 +390,11 @@ class ShardProcess:
         """Continue a saved shard's weights and counters with changed settings (--resume)."""
         begin_again = self.core.continue_from(state, self.saved.has_optimizers_of(self.offer))
         if begin_again:
-            logging.warning("--resume: these parts begin again: %s", ", ".join(begin_again))
+            logging.warning(
+                "--resume: these parts of the PS state do not fit the changed settings and begin "
+                "again: %s",
+                ", ".join(begin_again),
+            )
 
     def _hold(self, model: InitialModel) -> None:
         """Store a model's variables, description, shard layout, and the slices of each
@@ -394,7 +403,9 @@ class ShardProcess:
         self.spec, self.offer, layouts = model.spec, model.offer, model.layouts
         self.layout = layouts[self.own.id_ps]
         for number, layout in enumerate(layouts if self.leads and self.run.nb_ps > 1 else ()):
-            logging.info("PS %d holds %s", number, placement.describe_shard(self.spec, layout))
+            logging.info(
+                "PS shard %d stores %s", number, placement.describe_shard(self.spec, layout)
+            )
         groups = model.offer.groups() if model.offer else []
         self._groups = [part_of_layout(self.layout, numbers)[1] for numbers in groups]
 
@@ -425,12 +436,12 @@ class ShardProcess:
         finished = None if self.run.resume else self.saved.finished
         if finished:
             logging.info(
-                "run %s: this run is finished (%s at version %d)",
+                "run %s: this run is finished (%s, at model version %d)",
                 *(self.run.run_dir, finished, core.version),
             )
             return False
         if self.saved.core:
-            logging.info("run %s: resumes from update %d", self.run.run_dir, core.version)
+            logging.info("run %s: the PS resumes from update %d", self.run.run_dir, core.version)
         self.saved.on_fenced = self._on_fenced
         self.saved.open()
         self._listen(stage)
@@ -495,7 +506,7 @@ class ShardProcess:
             self.port = self.server.listen(
                 settings.bind, settings.port, self.run.transport.dgt_dscp
             )
-            logging.info("PS %d listens on %s:%d", settings.id_ps, settings.bind, self.port)
+            logging.info("PS shard %d listens on %s:%d", settings.id_ps, settings.bind, self.port)
         else:
             self.port = self.server.take_over(stage.listening, stage.guard)
         server = self.server
@@ -566,8 +577,8 @@ class ShardProcess:
     def _record_draws(self, draws: Sequence[Draw]) -> None:
         try:
             self._draws.record(draws)
-        except OSError as error:  # a full disk must not end the training run
-            logging.warning("%s cannot be written: %s", self._draws.path, error)
+        except OSError as error:  # a full disk must not end the run
+            logging.warning("the file %s cannot be written: %s", self._draws.path, error)
 
     def _propose(self, found: events.GroupsChanged) -> None:
         """Write the groups of workers that shard 0 has measured to the run directory.
@@ -579,10 +590,13 @@ class ShardProcess:
             return
         try:
             flags = write_groups(self.run.run_dir, found.groups, found.speeds)
-        except OSError as error:  # a full disk must not end the training run
-            logging.error("cannot write the proposed groups: %s", error)
+        except OSError as error:  # a full disk must not end the run
+            logging.error("cannot write the file with the proposed worker groups: %s", error)
             return
-        logging.info("flags for a later run that splits the data by the workers' speed: %s", flags)
+        logging.info(
+            "flags with which a later run divides the training data by the workers' speed: %s",
+            flags,
+        )
 
     # -- phases (models) of a script --------------------------------------------------------
 
@@ -658,7 +672,12 @@ class ShardProcess:
         if self.leader is not None:
             self.leader.begin_phase(self._hello_to_leader())
         self.phases.close(stage)
-        logging.info("phase %d begins at version %d", self.phase, self.core.version)
+        logging.info(
+            "phase %d of the run (a new model or optimizer of the script) begins at model version "
+            "%d",
+            self.phase,
+            self.core.version,
+        )
 
     def _keep_ended(self, phase: int) -> None:
         """Store the final state of the current model before phase `phase` replaces it by another
@@ -671,7 +690,9 @@ class ShardProcess:
             ended.add(EndedModel(ended.since, phase - 1, self.layout, generation, whole), phase)
         # the run continues: only a restarted worker would need the saved model
         except OSError as error:
-            logging.error("the final model of phase %d cannot be saved: %s", phase - 1, error)
+            logging.error(
+                "the final model of phase %d of the run cannot be saved: %s", phase - 1, error
+            )
 
     # -- the running shard ------------------------------------------------------------------
 

@@ -179,7 +179,10 @@ class EvaluationRequests:
                         self._receive(session, *session.listen()[:1])
                 except (StreamLost, Malformed, ValueError) as error:
                     if not (self._closing.is_set() or self._halt_cause):
-                        logging.warning("lost the stream of requests: %s", error)
+                        logging.warning(
+                            "lost the stream of the scripts' evaluation requests to shard 0: %s",
+                            error,
+                        )
                 finally:
                     with self._changed:
                         self._session = None

@@ -74,8 +74,8 @@ class Evaluator:
     ) -> None:
         if len(images) != len(labels) or not len(images):
             raise ConfigurationError(
-                f"The test set has {len(images)} images and {len(labels)} labels; expected as many "
-                "of each, at least one. Check the data files."
+                f"The test set has {len(images)} images and {len(labels)} labels; expected equal "
+                "numbers of images and labels, at least one. Check the data files."
             )
         if batch_size < 1:
             raise ConfigurationError(f"--batch_size is {batch_size}; expected at least 1.")
@@ -244,8 +244,8 @@ class ModelFetcher:
                 aux = self._place(layout, *answer, weights)
             except Malformed as error:
                 raise ConfigurationError(
-                    f"{shard.session.address} sent a model that cannot be read ({error}); install "
-                    "the same Thinwire on all nodes."
+                    f"the PS shard {shard.session.address} sent a model that cannot be read "
+                    f"({error}); install the same Thinwire on all nodes."
                 ) from error
             statistics = aux if aux is not None else statistics
             versions.append(answer[0].version)
@@ -264,7 +264,10 @@ class ModelFetcher:
         sizes = [piece.size for piece in layout.slices]
         blocks = messages.blocks_from_message(reply.blocks, payload, sizes)
         if len(blocks) < len(sizes) or any(block.indices is not None for block in blocks):
-            raise Malformed(f"{len(blocks)} blocks; expected {len(sizes)} whole ones")
+            raise Malformed(
+                f"the shard sent {len(blocks)} blocks of weights; expected {len(sizes)} dense "
+                "blocks"
+            )
         for block, piece in zip(blocks, layout.slices, strict=True):
             start = self._spec.offsets[piece.tensor] + piece.start
             weights[start : start + piece.size] = dequantise(block.values)

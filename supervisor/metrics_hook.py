@@ -75,15 +75,16 @@ def load(text: str, folders: Sequence[pathlib.Path] = ()) -> MetricsFunction:
     except (Exception, SystemExit) as error:
         raise ConfigurationError(
             f"--on_metrics={text}: importing {name} failed ({type(error).__name__}: {error}); "
-            f"expected a module that can be imported. Run python -c 'import {name}'."
+            f"expected a module that can be imported. Run python -c 'import {name}' to see the "
+            "error."
         ) from error
     function: Any = module
     for part in function_name.split("."):
         function = getattr(function, part, None)
     if not callable(function):
         raise ConfigurationError(
-            f"--on_metrics={text}: {name} has no function {function_name}; expected a function "
-            "that takes a record, a dict. Name the function as module:function."
+            f"--on_metrics={text}: the module {name} has no function {function_name}; expected a "
+            "function that takes a record (a dict). Name the function as module:function."
         )
     called: MetricsFunction = function
     return called
@@ -115,7 +116,8 @@ class MetricsHook:
             self._num_left_out += 1
             if self._num_left_out == 1:
                 logging.warning(
-                    "%s is slow: %d records are queued for the function; the oldest are dropped",
+                    "the function --on_metrics=%s is slow: %d records are queued for the "
+                    "function; the oldest records are dropped",
                     *(self._text, _MOST_WAITING),
                 )
         self._waiting.put_nowait({**record, **self._about})
@@ -130,11 +132,16 @@ class MetricsHook:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             logging.warning(
-                "%s has not returned within %g s; the run ends without waiting for the function",
+                "the function --on_metrics=%s has not returned within %g s; the run ends without "
+                "waiting for the function",
                 *(self._text, timeout_seconds),
             )
         elif self._num_failed:
-            logging.warning("%s raised an error for %d records", self._text, self._num_failed)
+            logging.warning(
+                "the function --on_metrics=%s raised an error for %d records",
+                self._text,
+                self._num_failed,
+            )
 
     def _work(self) -> None:
         while (record := self._waiting.get()) is not None:
@@ -144,8 +151,8 @@ class MetricsHook:
                 self._num_failed += 1
                 if self._num_failed == 1:
                     logging.exception(
-                        "%s raised an error for a record of kind %r; the run continues, and "
-                        "further errors of the function are only counted",
+                        "the function --on_metrics=%s raised an error for a record of kind %r; "
+                        "the run continues, and further errors of the function are only counted",
                         *(self._text, record.get("kind")),
                     )
 

@@ -195,14 +195,14 @@ def _reload(path: pathlib.Path) -> list[Evaluation]:
     documents, num_bytes = read_lines(path)
     torn_bytes = path.stat().st_size - num_bytes
     if torn_bytes:
-        logging.warning("%s: dropped %d bytes of an incomplete last line.", path, torn_bytes)
+        logging.warning("file %s: dropped %d bytes of an incomplete last line.", path, torn_bytes)
         os.truncate(path, num_bytes)
     try:
         return evaluations_in(documents)
     except ValueError as error:
         raise ConfigurationError(
-            f"{path} is not a metrics file of this version: {error}. "
-            "Start a new run with --overwrite or choose another --run_dir."
+            f"the file {path} is not a metrics file of this version of Thinwire: {error}. Start a "
+            "new run with --overwrite or choose another --run_dir."
         ) from error
 
 

@@ -105,7 +105,7 @@ class Recorder:
                 statistics.
         """
         if self._scorer is None:
-            raise RuntimeError("this run has no model to evaluate")
+            raise RuntimeError("the run of this Supervisor has no model that it could evaluate")
         metrics = self._scorer.score(weights, statistics)
         target = self._run.target
         is_scored = target is not None and find_name(metrics, target.metric)
@@ -148,7 +148,7 @@ class Recorder:
         self._log.add_evaluation(evaluation)
         self._publish({"kind": EVALUATION_KIND, "run_id": status.run_id, **evaluation.to_dict()})
         logging.info(
-            "version %d: test %s%s",
+            "evaluated model version %d on the test set: %s%s",
             evaluation.version,
             ", ".join(f"{name} {format_metric(v)}" for name, v in evaluation.metrics.items()),
             " (final)" if final else "",
@@ -167,7 +167,9 @@ class Recorder:
         if target is None or newest is None or not target.is_reached(newest.metrics):
             return False
         value = format_metric(find(newest.metrics, target.metric))
-        logging.info("%s is %s: the target %s is reached", target.metric, value, target)
+        logging.info(
+            "the test metric %s is %s: the target %s is reached", target.metric, value, target
+        )
         return True
 
     def _check_target(self) -> None:
@@ -204,7 +206,9 @@ class Recorder:
             block = predictions.outcome(prediction, self._run, status, summary)
             summary["advice"] = {"file": str(path), **block}
             logging.info(
-                "compared with the prediction in %s: %s", path, predictions.in_words(block)
+                "the run compared with the Advisor's prediction in %s: %s",
+                path,
+                predictions.in_words(block),
             )
         write_json_atomically(self._run.run_dir / "summary.json", summary)
         self._publish({"kind": metrics_hook.END_KIND, "run_id": status.run_id, **summary})

@@ -347,7 +347,7 @@ class _Watcher:
             self.interrupted.wait(0.05)
             self._record_evaluations()
         if evaluator.is_running:
-            logging.warning("the evaluator has not evaluated the final model in time")
+            logging.warning("the evaluator process has not evaluated the final model in time")
         self._record_evaluations()
         self._record_final_of_script()
 
@@ -373,7 +373,10 @@ class _Watcher:
 
     def _reconnect(self) -> bool:
         self._check_place()
-        logging.warning("lost the PS; reconnecting for %g s", self.run.reconnect_timeout_seconds)
+        logging.warning(
+            "the Supervisor lost the connection to the PS; trying to reconnect for %g s",
+            self.run.reconnect_timeout_seconds,
+        )
         for shard in self.shards:
             shard.session.close(0.0)
         try:
@@ -390,7 +393,9 @@ class _Watcher:
         view = None if self._fetcher is None else self._fetcher.fetch(self.shards)
         if view is None:
             logging.warning(
-                "no answer to an evaluation pull; version %d is not evaluated", status.version
+                "the PS did not send the weights for an evaluation; model version %d is not "
+                "evaluated",
+                status.version,
             )
             return status.version
         self.recorder.evaluate(status, view.weights, view.versions, final, view.statistics)
@@ -410,7 +415,7 @@ class _Watcher:
         """Evaluate the final model, write the run's summary and report, return the exit code."""
         cause = self.shards[0].halt_cause
         if not cause and not self.interrupted.is_set():
-            logging.error("the PS does not answer and the run has not ended")
+            logging.error("the PS does not answer, although the run has not ended")
             self._record_rounds()
             self.recorder.close()
             raise Unreachable(f"{self.run.addresses[0]}: the PS does not answer")

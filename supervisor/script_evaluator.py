@@ -132,7 +132,7 @@ class ScriptEvaluator:
     def dismiss(self) -> None:
         """End the evaluator because there is nothing to evaluate; `start` can start it again."""
         if self._state in (_EvaluatorState.STARTED, _EvaluatorState.PAUSED):
-            logging.info("no fit has validation data yet: ending the evaluator")
+            logging.info("no call of fit has validation data yet: ending the evaluator process")
             self.end(_TERMINATE)
             self._state = _EvaluatorState.IDLE
 
@@ -168,7 +168,7 @@ class ScriptEvaluator:
         )
         self._reader.start()
         self._state, self._num_starts = _EvaluatorState.STARTED, self._num_starts + 1
-        logging.info("started the evaluator; output: %s", self._output)
+        logging.info("started the evaluator process, whose output is in %s", self._output)
 
     def tend(self) -> str:
         """Restart the evaluator after a pause if a signal killed it; to be called regularly.

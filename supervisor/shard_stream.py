@@ -100,10 +100,11 @@ class ShardStream:
                     self.refusal = message.refusal
                     self.replies.put(None)
         except StreamLost as error:
-            # A normal end of the run: the shard closes the stream after a Halt message.
-            if not self.halt_cause:
-                logging.info("lost the stream to the PS: %s", error)
+            if not self.halt_cause:  # normal end: the shard closes the stream after a Halt
+                logging.info("the Supervisor lost its stream to the PS: %s", error)
         except ValueError as error:
-            logging.error("%s sent a status that cannot be read: %s", self.session.address, error)
+            logging.error(
+                "the PS shard %s sent a status that cannot be read: %s", self.session.address, error
+            )
         self.lost.set()
         self.replies.put(None)

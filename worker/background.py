@@ -34,7 +34,10 @@ class BackgroundCalls(Generic[Result]):
             RuntimeError: The caller has not yet taken the result of the previous call.
         """
         if self._is_under_way:
-            raise RuntimeError("the previous result was not taken; call result() before start()")
+            raise RuntimeError(
+                "the result of the previous background task was not taken; call result() before "
+                "start()"
+            )
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()

@@ -66,7 +66,9 @@ class Downloads:
             descriptor = self._lock()
         except OSError as error:
             logging.warning(
-                "cannot share downloads among this host's workers, each worker downloads: %s", error
+                "the workers of this host cannot share downloads, so each worker downloads the "
+                "data set itself: %s",
+                error,
             )
             yield {}
             return
@@ -83,7 +85,9 @@ class Downloads:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                logging.info("waiting for a download by another process of this host")
+                logging.info(
+                    "waiting until another process of this host has downloaded the data set"
+                )
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
         except BaseException:
             os.close(descriptor)

@@ -143,7 +143,7 @@ class Worker:
 
     def _train(self) -> int:
         if finished := self.finished_reason():
-            logging.info("this run is finished (%s)", finished)
+            logging.info("this run is finished (%s), so this worker ends", finished)
             return EXIT_DONE
         self._warm_up()
         self.resume(self.session.join())
@@ -161,7 +161,11 @@ class Worker:
         if cause == "interrupted":
             return EXIT_INTERRUPTED
         reason = self.session.stop_reason
-        logging.info("done after %d exchanges (%s)", self.session.core.step, reason)
+        logging.info(
+            "this worker is done after %d exchanges with the PS (%s)",
+            self.session.core.step,
+            reason,
+        )
         return EXIT_OF_STOP.get(reason, EXIT_DONE)
 
     # -- the loop ---------------------------------------------------------------------------
@@ -283,7 +287,7 @@ class Worker:
         if device.slowdown > 1:
             self.pause_seconds = (device.slowdown - 1) * median
             logging.info(
-                "slowdown %g: pausing %.1f ms after each step",
+                "--slowdown=%g: this worker pauses %.1f ms after each step",
                 device.slowdown,
                 1e3 * self.pause_seconds,
             )
@@ -316,7 +320,7 @@ class Worker:
         try:
             self.checkpoints.save(session.core.step, state)
         except OSError as error:
-            logging.error("cannot write the worker's checkpoint: %s", error)
+            logging.error("cannot write this worker's checkpoint: %s", error)
 
     def finished_reason(self) -> str | None:
         """Return the reason why a finished run ended, from this worker's checkpoint.
@@ -359,7 +363,8 @@ class Worker:
         state: State = checkpoint[1]
         if state["run_id"] != session.run_id:
             logging.info(
-                "ignoring the worker's checkpoint, which is of another run (%s)", state["run_id"]
+                "ignoring this worker's checkpoint, which belongs to another run (%s)",
+                state["run_id"],
             )
             return
         session.before = WorkerMetrics.from_dict(state["metrics"])
@@ -367,7 +372,8 @@ class Worker:
             self._restore_position(state)
         else:
             logging.info(
-                "the number of workers has changed: starting at the first example of the shard"
+                "the number of workers has changed: this worker starts at the first example of "
+                "its part of the data"
             )
         if (change := self._change_since(state)) is not None:
             logging.warning(
@@ -379,10 +385,11 @@ class Worker:
         self.personal.restore(state["personal"])
         session.exchange.restore(state["exchange"])
         if session.core.restore(state["core"], last_applied_step):
-            logging.info("resumed at step %d", last_applied_step)
+            logging.info("this worker resumed the run at step %d", last_applied_step)
         else:
             logging.warning(
-                "worker state is from step %d, the PS applied step %d: dropping the codec's state",
+                "this worker's saved state is from step %d, but the PS has applied step %d: "
+                "dropping the state of the codec",
                 state["core"]["step"],
                 last_applied_step,
             )

@@ -125,9 +125,9 @@ class Cursor:
         for name in ("seed", "shard_size", "shard_digest", "shuffle"):
             if state.get(name) != current[name]:
                 raise ConfigurationError(
-                    f"The saved position in the data has {name} {state.get(name)}, this run has "
-                    f"{current[name]}; expected equal values. Start with the flags of the saved "
-                    "run, or with --overwrite."
+                    f"The saved position in the data has {name} {state.get(name)}, but this run "
+                    f"has {name} {current[name]}; expected equal values. Start with the flags of "
+                    "the saved run, or with --overwrite."
                 )
         epoch, position = state.get("epoch", -1), state.get("position", -1)
         if epoch < 0 or not 0 <= position < len(self._indices):

@@ -72,17 +72,22 @@ def image_size(encoded: bytes) -> tuple[int, int]:
     except (struct.error, IndexError) as error:
         raise ValueError(f"the image ends after {len(encoded)} bytes, inside its header") from error
     if not height or not width:
-        raise ValueError(f"the header announces {height} x {width} pixels")
+        raise ValueError(
+            f"the image's header announces {height} x {width} pixels; expected at least 1 x 1"
+        )
     return height, width
 
 
 def _jpeg_size(encoded: bytes) -> tuple[int, int]:
     if not encoded.startswith(b"\xff\xd8"):
-        raise ValueError(f"the image starts with the bytes {encoded[:4].hex(' ') or '(none)'}")
+        raise ValueError(
+            f"the image starts with the bytes {encoded[:4].hex(' ') or '(none)'}, which are no "
+            "JPEG or PNG"
+        )
     at = 2
     while True:
         if encoded[at] != 0xFF:
-            raise ValueError("the header is damaged")
+            raise ValueError("the image's header is damaged")
         while encoded[at] == 0xFF:  # any number of FF bytes may precede a JPEG marker
             at += 1
         marker = encoded[at]

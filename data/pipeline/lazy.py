@@ -71,8 +71,8 @@ def check_scaling(scaling: str, image_depth: int) -> None:
         )
     if scaling in CHANNELS and image_depth != 3:
         raise ConfigurationError(
-            f"--scaling {scaling} is for images of 3 channels, these have {image_depth}; choose "
-            "another scaling, for example standardize."
+            f"--scaling {scaling} is for images of 3 channels, but the images of this data set "
+            f"have {image_depth}; choose another scaling, for example standardize."
         )
 
 

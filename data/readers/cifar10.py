@@ -133,12 +133,12 @@ def _read_archive(path: Path, names: list[str]) -> list[_Records]:
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise ConfigurationError(
             f"Data file {path} cannot be read: {error}. Expected the published archive. Delete "
-            "the file and fetch it again."
+            "the file and download it again."
         ) from error
     if missing := [name for name in names if name not in records]:
         raise ConfigurationError(
             f"Data file {path} does not hold {', '.join(missing)}. Expected the published "
-            "archive. Delete the file and fetch it again."
+            "archive. Delete the file and download it again."
         )
     return [records[name] for name in names]
 
@@ -179,6 +179,6 @@ def _joined(
             part,
             _NUM_PUBLISHED[part],
         )
-    logging.info("data: %d %s examples from %s", len(labels), part, where)
+    logging.info("data: read %d %s examples from %s", len(labels), part, where)
     images = records[:, 1:].reshape(-1, _DEPTH, _SIZE, _SIZE).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), labels

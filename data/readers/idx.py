@@ -84,7 +84,8 @@ def write(path: Path, array: NDArray[np.uint8]) -> None:
     """
     if array.dtype != np.uint8 or not 1 <= array.ndim <= 255:
         raise ValueError(
-            f"IDX holds uint8 arrays of rank 1 to 255, not {array.dtype} {array.shape}"
+            "an IDX file can only have a uint8 array of rank 1 to 255, but the array has dtype "
+            f"{array.dtype} and shape {array.shape}"
         )
     content = header(array.shape) + np.ascontiguousarray(array).tobytes()
     if path.suffix == ".gz":

@@ -84,7 +84,7 @@ def find(data_dir: str | None, part: str, nb_classes: int) -> EncodedImages:
             f"--data_dir {root} has classes {lowest} to {highest}; expected 0 to {nb_classes - 1}. "
             f"Set --nb_classes {highest + 1} or more."
         )
-    logging.info("data: %d %s examples in %s", len(images.labels), part, root)
+    logging.info("data: found %d %s examples in %s", len(images.labels), part, root)
     return images
 
 
@@ -98,9 +98,9 @@ class ImageFolders:
         unknown = sorted({path.name for path in _subfolders(folder)} - set(classes))
         if unknown:
             raise ConfigurationError(
-                f"{folder} has the class {unknown[0]}, which is not among the {len(classes)} "
-                "classes of the training set; expected the same class folders in both parts. "
-                "Remove the folder."
+                f"the folder {folder} has the class {unknown[0]}, which is not among the "
+                f"{len(classes)} classes of the training set; expected the same class folders in "
+                "both parts. Remove the folder."
             )
         names = [_images_in(folder / name) for name in classes]
         # The names of images are stored as bytes of fixed width, because Python strings need ten
@@ -178,9 +178,10 @@ def _first_label(root: Path, part: str, nb_classes: int) -> int:
         if (labels == nb_classes).any():
             return 1
     raise ConfigurationError(
-        f"{root}: no TFRecord has the label 0 or {nb_classes}, so it is unknown whether labels "
-        f"count from 0 or from 1. Expected examples of all --nb_classes={nb_classes} classes; copy "
-        "the whole data set there, or correct --nb_classes."
+        f"the folder {root} has no TFRecord with the label 0 or {nb_classes}, so it is unknown "
+        "whether labels count from 0 or from 1. Expected examples of all "
+        f"--nb_classes={nb_classes} classes; copy the whole data set there, or correct "
+        "--nb_classes."
     )
 
 
@@ -195,8 +196,8 @@ def _classes(folder: Path, nb_classes: int) -> list[str]:
     classes = sorted(path.name for path in _subfolders(folder))
     if len(classes) != nb_classes:
         raise ConfigurationError(
-            f"{folder} has {len(classes)} folders of classes; expected --nb_classes={nb_classes}. "
-            f"Set --nb_classes={len(classes)}, or complete the folder."
+            f"the folder {folder} has {len(classes)} folders of classes; expected "
+            f"--nb_classes={nb_classes}. Set --nb_classes={len(classes)}, or complete the folder."
         )
     return classes
 

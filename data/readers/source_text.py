@@ -49,8 +49,8 @@ def read(part: str, data_dir: str | None) -> tuple[NDArray[np.int32], NDArray[np
     if len(paths) < _FEWEST:
         expected = "the standard library's *.py" if data_dir is None else "*.py, *.txt or *.md"
         raise ConfigurationError(
-            f"{folder} holds {len(paths)} files of text; expected {expected}, at least {_FEWEST}. "
-            "Name another folder by --data_dir."
+            f"the folder {folder} contains {len(paths)} files of text; expected {expected}, at "
+            f"least {_FEWEST} files. Name another folder with --data_dir."
         )
     place = _EACH_TEST_FILE - 1 if len(paths) >= _EACH_TEST_FILE else len(paths) - 1
     is_test = [number % _EACH_TEST_FILE == place for number in range(len(paths))]
@@ -62,8 +62,8 @@ def read(part: str, data_dir: str | None) -> tuple[NDArray[np.int32], NDArray[np
     starts = np.arange(0, len(text) - CONTEXT, CONTEXT)
     if not len(starts):
         raise ConfigurationError(
-            f"{folder} holds {len(text)} bytes of text for the {part} part; expected more than "
-            f"{CONTEXT}. Name another folder by --data_dir."
+            f"the folder {folder} contains {len(text)} bytes of text for the {part} part; "
+            f"expected more than {CONTEXT} bytes. Name another folder with --data_dir."
         )
     if part == "test" and len(starts) > NUM_TEST:
         starts = starts[np.arange(NUM_TEST) * len(starts) // NUM_TEST]
@@ -72,7 +72,8 @@ def read(part: str, data_dir: str | None) -> tuple[NDArray[np.int32], NDArray[np
         digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode())
         digest.update(content)
     logging.info(
-        "data: %d %s sequences of %d bytes from %d files in %s, digest %s",
+        "data: read %d %s sequences of %d bytes from %d files in %s; the digest of the data set "
+        "is %s",
         *(len(starts), part, CONTEXT, len(chosen), folder, digest.hexdigest()[:12]),
     )
     windows = np.lib.stride_tricks.sliding_window_view(text, CONTEXT + 1)[starts].astype(np.int32)

@@ -82,10 +82,10 @@ def files_of(folders: Sequence[Path], parts: Sequence[str]) -> list[Path]:
             if set(numbered) != set(range(total)) or len({of for _, of in numbered.values()}) > 1:
                 missing = sorted(set(range(total)) - set(numbered))
                 raise ConfigurationError(
-                    f"{folder} holds {len(numbered)} files (for example "
+                    f"the folder {folder} contains {len(numbered)} TFRecord files (for example "
                     f"{numbered[min(numbered)][0].name}); expected all files 0 to {total - 1} of "
-                    f"one set{f', and {missing[0]} is missing' if missing else ''}. Copy all files "
-                    "there."
+                    f"one set{f', and {missing[0]} is missing' if missing else ''}. Copy all "
+                    "files there."
                 )
             return [numbered[number][0] for number in range(total)]
     return []
@@ -102,7 +102,11 @@ def index(files: Sequence[Path]) -> RecordIndex:
     saved = files[0].with_name(f".thinwire-{files[0].name}.index.npz")
     if (known := _load(saved, state)) is not None:
         return known
-    logging.info("data: indexing the images in %d files, the first is %s", len(files), files[0])
+    logging.info(
+        "data: building an index of the images in %d TFRecord files; the first file is %s",
+        len(files),
+        files[0],
+    )
     with ThreadPoolExecutor(_READERS) as readers:
         tables = list(readers.map(_scan, files))
     starts, lengths, labels = np.concatenate(tables, axis=1)
@@ -140,8 +144,8 @@ def _explained(path: Path, done: Sized) -> Iterator[None]:
     except (OSError, ValueError, DecodeError, tf.errors.OpError) as error:
         reason = re.sub(r"\{\{.*?\}\} | \[Op:.*", "", getattr(error, "message", str(error)))
         raise ConfigurationError(
-            f"Data file {path}, record {len(done)}: {reason}. Expected uncompressed TFRecords with "
-            f"{IMAGE} and {LABEL} in each. Write or fetch the file again."
+            f"Data file {path}, record {len(done)}: {reason}. Expected uncompressed TFRecords "
+            f"with the features {IMAGE} and {LABEL} in each record. Write or fetch the file again."
         ) from error
 
 
@@ -217,7 +221,11 @@ def _load(path: Path, state: _State) -> RecordIndex | None:
     except FileNotFoundError:
         return None
     except Exception as error:  # noqa: BLE001 - a damaged archive may raise any exception, even MemoryError
-        logging.info("data: saved index %s cannot be used: %s", path, error or type(error).__name__)
+        logging.info(
+            "data: the saved index %s of the TFRecord files cannot be used: %s",
+            path,
+            error or type(error).__name__,
+        )
         return None
     return known if _is_sound(known, state) else None
 

@@ -68,7 +68,7 @@ class TrimmedMean:
         if not 0 < self.trim_fraction < 0.5:
             raise ConfigurationError(
                 f"--trim_fraction={self.trim_fraction}: expected a fraction above 0 and below 0.5 "
-                "(0 is --aggregate=mean, 0.5 is --aggregate=median)."
+                "(0 would be --aggregate=mean, and 0.5 would be --aggregate=median)."
             )
 
     def num_trimmed(self, count: int) -> int:

@@ -59,22 +59,24 @@ class Guards:
         """Raise an error if the guards' limits are out of range or have no effect."""
         if not 0 <= self.max_update_norm < math.inf:
             raise ConfigurationError(
-                f"--max_update_norm={self.max_update_norm}: expected a finite norm; 0 is off."
+                f"--max_update_norm={self.max_update_norm}: expected a finite L2 norm above 0; 0 "
+                "turns the guard off."
             )
         if not (self.update_peak_factor == 0 or 1 < self.update_peak_factor < math.inf):
             raise ConfigurationError(
-                f"--update_peak_factor={self.update_peak_factor}: expected a number above 1, such "
-                "as 1e6; 0 is off."
+                f"--update_peak_factor={self.update_peak_factor}: expected a factor above 1, such "
+                "as 1e6; 0 turns the guard off."
             )
         factor = self.update_norm_factor
         if not (factor == 0 or 1 < factor < math.inf):
             raise ConfigurationError(
-                f"--update_norm_factor={factor}: expected a number above 1, for half of all honest "
-                "updates are larger than their median; 0 is off."
+                f"--update_norm_factor={factor}: expected a factor above 1, because half of all "
+                "honest updates have a norm above the median; 0 turns the guard off."
             )
         if self.quarantine_after < 0:
             raise ConfigurationError(
-                f"--quarantine_after={self.quarantine_after}: expected 1 or more; 0 is off."
+                f"--quarantine_after={self.quarantine_after}: expected 1 or more bad pushes; 0 "
+                "turns quarantines off."
             )
         if not 0 < self.quarantine_seconds < math.inf:
             raise ConfigurationError(
@@ -83,8 +85,8 @@ class Guards:
         default = Guards.quarantine_seconds
         if not self.quarantine_after and self.quarantine_seconds != default:
             raise ConfigurationError(
-                f"--quarantine_seconds={self.quarantine_seconds:g} without --quarantine_after: "
-                "no worker is ever quarantined; give both, or leave it out."
+                f"--quarantine_seconds={self.quarantine_seconds:g} without --quarantine_after: no "
+                "worker is ever quarantined. Give both flags, or leave --quarantine_seconds out."
             )
 
     @property

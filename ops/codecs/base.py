@@ -147,7 +147,7 @@ def check_finite(tensors: Sequence[Float32], ctx: EncodeContext) -> None:
     number = None if ctx.finite else ctx.kernels.first_not_finite(tensors)
     if number is not None:
         raise NonFiniteUpdate(
-            f"tensor {number} of the update holds NaN or infinity; expected finite values. "
+            f"tensor {number} of the update contains NaN or infinity; expected finite values. "
             "Lower the learning rate or set --clip_norm."
         )
 

@@ -100,8 +100,8 @@ def _deep(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
         codec = Clip(codec, choices.dgc_clip_norm / nb_workers**0.5, choices.dgc_clip_scope)
     elif choices.dgc_clip_scope != "model":
         raise ConfigurationError(
-            f"--dgc_clip_scope={choices.dgc_clip_scope} without --dgc_clip_norm: nothing is "
-            "clipped; set the norm, or leave the scope out."
+            f"--dgc_clip_scope={choices.dgc_clip_scope} without --dgc_clip_norm: no gradient is "
+            "clipped. Set --dgc_clip_norm, or leave --dgc_clip_scope out."
         )
     return RateAtSend(codec)
 
@@ -177,19 +177,20 @@ def _refuse_idle(name: str, row: CodecEntry, choices: CodecChoices) -> None:
         if value != default and not is_off and setting not in heeded:
             codecs = [codec for codec, entry in CODECS.items() if setting in entry.heeds]
             raise ConfigurationError(
-                f"--{setting}={value} has no effect with --codec={name}; it is for --codec="
-                f"{', '.join(codecs)}. Leave it out, or change the codec."
+                f"--{setting}={value} has no effect with --codec={name}; the flag is for "
+                f"--codec={', '.join(codecs)}. Leave --{setting} out, or change --codec."
             )
     if choices.error_decay is not None and not choices.error_feedback:
         raise ConfigurationError(
-            f"--error_decay={choices.error_decay:g} without --error_feedback: there is no residual "
-            "that could decay. Set --error_feedback too, or leave out --error_decay."
+            f"--error_decay={choices.error_decay:g} without --error_feedback: there is no "
+            "residual (unsent part of earlier updates) that could decay. Set --error_feedback "
+            "too, or leave out --error_decay."
         )
     if choices.error_ahead and not choices.error_feedback:
         raise ConfigurationError(
-            f"--error_ahead={choices.error_ahead:g} without --error_feedback: there is no residual "
-            "that local steps could begin with. Set --error_feedback too, or leave out "
-            "--error_ahead."
+            f"--error_ahead={choices.error_ahead:g} without --error_feedback: there is no "
+            "residual (unsent part of earlier updates) with which local steps could begin. Set "
+            "--error_feedback too, or leave out --error_ahead."
         )
     is_exact = choices.value_dtype in (None, "float32")
     if choices.error_feedback and row.base is Dense and is_exact:

@@ -232,7 +232,7 @@ class DenseBelow(CodecWrapper):
         if self.entries < 1:
             raise ConfigurationError(
                 f"--dense_below={self.entries}: expected 1 or more entries (0 on the command line "
-                "treats all tensors alike)."
+                "sparsifies all tensors)."
             )
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:

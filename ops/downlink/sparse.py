@@ -173,11 +173,15 @@ class DownAuto(DownSparse):
         """Raise an error if `switch_fraction`, `push_factor` or `patience` is out of its range."""
         super().__post_init__()
         check_fraction("switch_fraction", self.switch_fraction)
-        # this condition rejects NaN too, as comparisons with NaN are False
-        if not self.push_factor >= 0:
-            raise ConfigurationError(f"push_factor={self.push_factor}: expected 0 or more.")
+        if not self.push_factor >= 0:  # rejects NaN too, as comparisons with NaN are False
+            raise ConfigurationError(
+                f"push_factor={self.push_factor} of --down_codec=auto: expected 0 or more times "
+                "the bytes of a push."
+            )
         if self.patience < 1:
-            raise ConfigurationError(f"patience={self.patience}: expected 1 or more replies.")
+            raise ConfigurationError(
+                f"patience={self.patience} of --down_codec=auto: expected 1 or more large replies."
+            )
 
     def init(self, size: int) -> State:
         """Return the states of DownSparse and DownRelay, and empty tables of exact workers."""

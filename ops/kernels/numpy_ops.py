@@ -374,7 +374,7 @@ def int8_scale(largest: float) -> float:
 def unknown_dtype(dtype: str) -> ValueError:
     """Return the error to raise for an unknown value dtype."""
     return ValueError(
-        f"value dtype {dtype!r} is unknown; expected float32, bfloat16, float16 or int8."
+        f"the value dtype {dtype!r} is unknown; expected float32, bfloat16, float16 or int8."
     )
 
 

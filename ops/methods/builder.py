@@ -172,8 +172,8 @@ def _refuse_idle(
             value = getattr(choices, setting)
             if value != defaults[setting]:
                 raise ConfigurationError(
-                    f"--{setting}={value} is for --{interface}={other}, and this is "
-                    f"--{interface}={name}; change one."
+                    f"--{setting}={value} is for --{interface}={other}, but this run has "
+                    f"--{interface}={name}; change one of the two flags."
                 )
 
 
@@ -182,12 +182,12 @@ def _check_epochs(pacer: str, choices: Choices) -> None:
     if choices.local_epochs and choices.local_steps is not None:
         raise ConfigurationError(
             f"--local_epochs={choices.local_epochs} and --local_steps={choices.local_steps} were "
-            "both given; leave one out."
+            "both given, and both set the length of a round; leave one of the two flags out."
         )
     if choices.local_epochs and pacer != "fixed":
         raise ConfigurationError(
-            f"--local_epochs={choices.local_epochs} is for --pacer=fixed, and this is "
-            f"--pacer={pacer}; change one."
+            f"--local_epochs={choices.local_epochs} is for --pacer=fixed, but this run has "
+            f"--pacer={pacer}; change one of the two flags."
         )
 
 
@@ -204,8 +204,8 @@ def _drawn_rule(name: str, choices: Choices) -> SyncPolicy:
     if name != "bsp":
         flag = "--draws" if choices.draws is not None else f"--fraction={choices.fraction:g}"
         raise ConfigurationError(
-            f"{flag} draws the workers of each round, and with --sync={name} there are no rounds "
-            f"that all workers share. Take --sync=bsp, or leave --sync={name} out."
+            f"{flag} selects the workers that train in each round, but with --sync={name} the "
+            f"workers have no common rounds. Use --sync=bsp, or leave {flag} out."
         )
     make_rule(name, choices.nb_workers, choices.groups, choices.bound, choices.auto_groups)
     return DrawnSync(choices.nb_workers, choices.fraction, choices.seed, choices.draws)
@@ -228,7 +228,8 @@ def _placement(choices: Choices) -> placement.Placement:
     if choices.ps_speeds and choices.placement != "speed":
         raise ConfigurationError(
             f"--ps_speeds={','.join(f'{speed:g}' for speed in choices.ps_speeds)} is for "
-            f"--placement=speed, and this is --placement={choices.placement}; change one."
+            f"--placement=speed, but this run has --placement={choices.placement}; change one of "
+            "the two flags."
         )
     return configured(placement.REGISTRY[choices.placement], choices)
 
@@ -241,8 +242,8 @@ def _aggregate(choices: Choices) -> Aggregate:
         return AGGREGATES[name]()
     if name != TrimmedMean.name:
         raise ConfigurationError(
-            f"--trim_fraction={fraction:g} is for --aggregate=trimmed_mean, and this is "
-            f"--aggregate={name}; change one."
+            f"--trim_fraction={fraction:g} is for --aggregate=trimmed_mean, but this run has "
+            f"--aggregate={name}; change one of the two flags."
         )
     return TrimmedMean(fraction)
 
@@ -274,9 +275,9 @@ def _local(choices: Choices) -> LocalStep:
         if field.name not in accepted and values[field.name] != field.default:
             flag = LOCAL_FLAGS[field.name]
             raise ConfigurationError(
-                f"--{flag}={getattr(choices, flag)} has no effect with "
-                f"--local_optimizer={name}: the script's compiled optimizer steps. Leave --{flag} "
-                "out, and set the equivalent argument of the compiled optimizer."
+                f"--{flag}={getattr(choices, flag)} has no effect with --local_optimizer={name}: "
+                f"workers take steps with the script's compiled optimizer. Leave --{flag} out, "
+                "and set the equivalent argument of the compiled optimizer."
             )
     local: LocalStep = policy(**{key: value for key, value in values.items() if key in accepted})
     return local
@@ -292,9 +293,10 @@ def _server(name: str, choices: Choices, kind: Kind) -> ServerUpdate:
         return _awaited(choices)
     if choices.global_lr_schedule and kind is Kind.GRADIENT:
         raise ConfigurationError(
-            "--global_lr_schedule applies to changes of weights, but the workers send gradients: "
-            "their rate is --learning_rate with --lr_schedule. Leave --global_lr_schedule out, or "
-            "take local steps (--pacer=esync, or --pacer=fixed with --local_steps above 1)."
+            "--global_lr_schedule applies to changes of weights, but the workers of this run send "
+            "gradients: their learning rate is --learning_rate with --lr_schedule. Leave "
+            "--global_lr_schedule out, or take local steps (--pacer=esync, or --pacer=fixed with "
+            "--local_steps above 1)."
         )
     if name in OUTER_OPTIMIZERS and (kind is Kind.DELTA or name not in OPTIMIZERS):
         policy = OUTER_OPTIMIZERS[name]
@@ -329,9 +331,10 @@ def _refuse_others(name: str, policy: type[ServerUpdate], choices: Choices) -> N
         if value:
             users = [other for other, cls in policies.items() if setting in fields[cls]]
             raise ConfigurationError(
-                f"--{setting}={value} has no effect with --server_optimizer={name}; it is for "
-                f"--server_optimizer={', '.join(users)} (a name that Keras also has counts only "
-                f"with changes of weights). Leave --{setting} out, or change --server_optimizer."
+                f"--{setting}={value} has no effect with --server_optimizer={name}; the flag is "
+                f"for --server_optimizer={', '.join(users)} (for an optimizer that Keras has too, "
+                f"only if the workers push changes of weights). Leave --{setting} out, or change "
+                "--server_optimizer."
             )
 
 
@@ -340,8 +343,9 @@ def _awaited(choices: Choices) -> AwaitedUpdate:
     for flag, value in (("momentum", choices.momentum), ("weight_decay", choices.weight_decay)):
         if value:
             raise ConfigurationError(
-                f"--{flag}={value:g}: the script's compiled optimizer steps on the PS, with its "
-                f"own {flag}. Leave --{flag} out, and give it to the optimizer."
+                f"--{flag}={value:g}: the PS applies the script's compiled optimizer with the "
+                f"{flag} of that optimizer. Leave --{flag} out, and give {flag} to the compiled "
+                "optimizer."
             )
     return AwaitedUpdate()
 

@@ -294,8 +294,8 @@ class Method:
         if num_shards > 1 and self.server.needs_one_shard:
             raise ConfigurationError(
                 f"--nb_ps={num_shards}: the optimizer clips by the norm of all gradients together "
-                "(global_clipnorm), which no shard alone knows. Take --nb_ps=1, or compile the "
-                "model with clipnorm or clipvalue instead."
+                "(global_clipnorm), but each PS shard knows only a part of the gradients. Take "
+                "--nb_ps=1, or compile the model with clipnorm or clipvalue instead."
             )
         return self.placement.place(spec, num_shards, not self.server.needs_whole_variables)
 

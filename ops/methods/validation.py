@@ -73,13 +73,14 @@ def _check_kinds(method: Method) -> None:
     if method.codec.kind is Kind.DELTA and method.takes_local_steps:
         raise ConfigurationError(
             f"--codec={method.choices['codec']} computes a change of weights from every gradient, "
-            f"but --pacer={method.choices['pacer']} already sends changes of weights. Change one."
+            f"but --pacer={method.choices['pacer']} already sends changes of weights. Change one "
+            "of the two flags."
         )
     if isinstance(method.weighting, DcAsgd) and method.kind is Kind.DELTA:
         raise ConfigurationError(
-            f"--weighting=dc_asgd compensates gradients; --pacer={method.choices['pacer']} with "
-            f"--codec={method.choices['codec']} sends changes of weights. Take another weighting, "
-            "or --pacer=every with a codec of gradients."
+            f"--weighting=dc_asgd compensates gradients, but --pacer={method.choices['pacer']} "
+            f"with --codec={method.choices['codec']} sends changes of weights. Take another "
+            "weighting, or --pacer=every with a codec of gradients."
         )
 
 
@@ -95,38 +96,39 @@ def _check_collective(method: Method) -> None:
     flag = f"--collective={method.collective}"
     if not method.sync.takes_all:
         raise ConfigurationError(
-            f"{flag} sums over all workers in every round, but --fraction and --draws leave some "
-            "workers out. Leave --fraction and --draws out, or take --collective=ps."
+            f"{flag} sums the updates of all workers in every round, but --fraction and --draws "
+            "omit some workers. Leave --fraction and --draws out, or take --collective=ps."
         )
     if not isinstance(method.sync, ClosedGroupSync):
         raise ConfigurationError(
-            f"{flag} sums over all workers in every round, and --sync={method.choices['sync']} "
-            "does not wait for all workers; take --method=bsp or --method=esync, or "
-            "--collective=ps."
+            f"{flag} sums the updates of all workers in every round, but "
+            f"--sync={method.choices['sync']} does not wait for all workers; take --method=bsp or "
+            "--method=esync, or --collective=ps."
         )
     for interface, policy in _ONLY.items():
         if not isinstance(getattr(method, interface), policy):
             raise ConfigurationError(
-                f"{flag} sends plain dense sums from worker to worker, and this is "
+                f"{flag} sends plain dense sums from worker to worker, but this run has "
                 f"--{interface}={method.choices[interface]}; leave --{interface} out, or take "
                 "--collective=ps."
             )
     if method.server.awaits_offer or method.server.needs_whole_variables:
         raise ConfigurationError(
-            f"{flag} steps one flat vector on each worker, and "
+            f"with {flag}, each worker updates the weights as one flat vector, but "
             f"--server_optimizer={method.server.optimizer} needs variables with their names and "
             "shapes. Take --collective=ps, or another --server_optimizer."
         )
     if describe(method.server).get("global_lr_schedule"):
         raise ConfigurationError(
-            f"{flag}: workers do not know how much of the budget is consumed, so "
+            f"{flag}: workers do not know which fraction of the run's budget is consumed, so "
             "--global_lr_schedule has no effect. Leave --global_lr_schedule out, or take "
             "--collective=ps."
         )
     if method.codec.value_dtype != "float32":
         raise ConfigurationError(
-            f"{flag} sums float32, and this is --value_dtype={method.codec.value_dtype}; leave "
-            "--value_dtype out, or take --collective=ps."
+            f"{flag} sums float32 values, but this run has "
+            f"--value_dtype={method.codec.value_dtype}; leave --value_dtype out, or take "
+            "--collective=ps."
         )
 
 
@@ -135,8 +137,9 @@ def _check_overlap(method: Method) -> None:
     obstacle = why_no_overlap(method)
     if method.overlap and obstacle is not None:
         raise ConfigurationError(
-            "--overlap computes the next gradient before an exchange is answered, and this run has "
-            f"{obstacle}. Leave --overlap out, or change the other flag."
+            "--overlap computes the next gradient before the PS has answered the last exchange, "
+            f"which is not possible because this run has {obstacle}. Leave --overlap out, or "
+            "change the other flag."
         )
 
 
@@ -169,9 +172,9 @@ def check_dense(method: Method) -> None:
     """
     if method.server.needs_dense and method.codec.sends_fraction:
         raise ConfigurationError(
-            f"{method.server.described.name} divides by means over rows and columns of the "
-            f"gradient. A mean is 0 if --codec={method.choices['codec']} sends no entry of its "
-            "row or column. Take --method=asgd or --method=bsp, or another optimizer."
+            f"the optimizer {method.server.described.name} divides by means over rows and columns "
+            f"of the gradient. Such a mean is 0 if --codec={method.choices['codec']} sends no "
+            "entry of its row or column. Take --method=asgd or --method=bsp, or another optimizer."
         )
 
 
@@ -181,19 +184,20 @@ def _check_server(method: Method) -> None:
         return
     if method.server.awaits_offer:
         raise ConfigurationError(
-            f"--server_optimizer=script steps with gradients, and --pacer="
-            f"{method.choices['pacer']} with --codec={method.choices['codec']} sends changes of "
-            "weights. Leave --server_optimizer out: the workers step with the script's optimizer."
+            "--server_optimizer=script applies gradients on the PS, but "
+            f"--pacer={method.choices['pacer']} with --codec={method.choices['codec']} sends "
+            "changes of weights. Leave --server_optimizer out; the workers then take the steps of "
+            "the script's optimizer."
         )
     if method.server.keeps_sparse or method.takes_local_steps:
         return
     raise ConfigurationError(
         f"--server_optimizer={method.server.optimizer} with --momentum={method.server.momentum:g} "
         f"and --weight_decay={method.server.weight_decay:g}: with "
-        f"--pacer={method.choices['pacer']} "
-        f"and --codec={method.choices['codec']} the PS adds changes of weights, which hold the "
-        "learning rate already. Leave these flags out. The codec has its own momentum. For weight "
-        "decay give --worker_weight_decay, or give a script's compiled optimizer a decay."
+        f"--pacer={method.choices['pacer']} and --codec={method.choices['codec']} the PS adds "
+        "changes of weights, which already include the learning rate. Leave the first three flags "
+        "out. The codec has its own momentum. For weight decay give --worker_weight_decay, or "
+        "give a script's compiled optimizer a decay."
     )
 
 
@@ -207,9 +211,9 @@ def _check_local(method: Method) -> None:
     ]
     if flags and not (method.takes_local_steps or method.steps_on_workers):
         raise ConfigurationError(
-            f"--{', --'.join(flags)}: a worker takes local steps only with --pacer=esync, or "
-            f"with --pacer=fixed and --local_steps above 1; this is --pacer="
-            f"{method.choices['pacer']}. Leave the flags out, or change the pacer."
+            f"--{', --'.join(flags)}: a worker takes local steps only with --pacer=esync, or with "
+            "--pacer=fixed and --local_steps above 1, but this run has "
+            f"--pacer={method.choices['pacer']}. Leave the first flags out, or change --pacer."
         )
 
 
@@ -218,8 +222,8 @@ def _check_ahead(method: Method) -> None:
     if method.ahead and not method.takes_local_steps:
         raise ConfigurationError(
             f"--error_ahead={method.ahead:g}: a worker takes local steps only with --pacer=esync, "
-            "or with --pacer=fixed and --local_steps above 1; this is --pacer="
-            f"{method.choices['pacer']}. Leave --error_ahead out, or change the pacer."
+            "or with --pacer=fixed and --local_steps above 1, but this run has "
+            f"--pacer={method.choices['pacer']}. Leave --error_ahead out, or change --pacer."
         )
 
 
@@ -230,21 +234,21 @@ def _check_script_steps(method: Method) -> None:
     flag = f"--local_optimizer={method.local.optimizer}"
     if method.kind is Kind.GRADIENT:
         raise ConfigurationError(
-            f"{flag}: the script's optimizer steps on the workers, but "
+            f"with {flag}, the workers take the steps of the script's optimizer, but "
             f"--pacer={method.choices['pacer']} with --codec={method.choices['codec']} sends "
             "gradients. Take --method=dgs, dgc, gd or esync, or --pacer=fixed with --local_steps "
             "above 1; or leave --local_optimizer out."
         )
     if has_clipping(method.codec) and not method.takes_local_steps:
         raise ConfigurationError(
-            f"--dgc_clip_norm clips gradients, and with {flag} changes of weights are sent. Leave "
-            "--dgc_clip_norm out, and give the script's optimizer a clipnorm."
+            f"--dgc_clip_norm clips gradients, but with {flag} the workers send changes of "
+            "weights. Leave --dgc_clip_norm out, and give the script's optimizer a clipnorm."
         )
     if method.local.prox_mu and not method.takes_local_steps:
         raise ConfigurationError(
-            f"--prox_mu={method.local.prox_mu:g} pulls local steps to the round's model, and with "
-            f"--pacer={method.choices['pacer']} every step is a round. Leave --prox_mu out, or "
-            "take --pacer=fixed with --local_steps above 1."
+            f"--prox_mu={method.local.prox_mu:g} pulls local steps towards the model at the start "
+            f"of the round, but with --pacer={method.choices['pacer']} every step is a round of "
+            "its own. Leave --prox_mu out, or take --pacer=fixed with --local_steps above 1."
         )
 
 
@@ -260,8 +264,8 @@ def refuse_local_epochs(method: Method, who: str) -> None:
     """
     if method.pacer.local_epochs:
         raise ConfigurationError(
-            f"--local_epochs={method.pacer.local_epochs} ends rounds with the epochs of a fit, but "
-            f"{who} has no epochs. Take --local_steps."
+            f"--local_epochs={method.pacer.local_epochs} ends rounds with the epochs of "
+            f"model.fit, but {who} has no epochs. Use --local_steps instead."
         )
 
 
@@ -277,9 +281,9 @@ def refuse_script_steps(method: Method, who: str) -> None:
     """
     if method.steps_on_workers:
         raise ConfigurationError(
-            f"--local_optimizer={method.local.optimizer} steps with the compiled optimizer of a "
-            f"script, but {who} computes gradients. Leave --local_optimizer out, or take "
-            "--local_optimizer=momentum, adam or another Keras optimizer by its name."
+            f"--local_optimizer={method.local.optimizer} takes steps with the compiled optimizer "
+            f"of a script, but {who} only computes gradients. Leave --local_optimizer out, or "
+            "take --local_optimizer=momentum, adam or another Keras optimizer by its name."
         )
 
 
@@ -301,13 +305,16 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
     return [
         (
             alone,
-            f"--weighting={method.choices['weighting']} does nothing with one group: "
-            "no update is stale.",
+            f"--weighting={method.choices['weighting']} has no effect with one worker group: no "
+            "update is stale.",
         ),
         (
             isinstance(method.weighting, BySamples)
             and not (method.sync.waits_for_start or method.sync.auto),
-            "--weighting=samples with groups of one: every update is released alone.",
+            (
+                "--weighting=samples has no effect with groups of one worker: updates are applied "
+                "singly."
+            ),
         ),
         (
             delays is not None and delays.strength == 0,
@@ -321,35 +328,38 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
         ),
         (
             per_entry and dense_up and not alone,
-            "--weighting=per_entry with dense updates: every entry has the same staleness.",
+            ("--weighting=per_entry with dense updates gives every entry the same staleness."),
         ),
         (
             delta_down and dense_up and not relays_coarse,
-            f"{down} with dense updates: every entry changes, replies are dense.",
+            f"{down} saves no bytes with dense updates: every entry changes, so replies are dense.",
         ),
         (
             delta_down and not dense_up and method.privacy.adds_noise,
-            f"{down} with --dp_noise: every entry changes, replies are dense.",
+            f"{down} saves no bytes with --dp_noise: every entry changes, so replies are dense.",
         ),
         (
             delta_down
             and not dense_up
             and not (method.server.keeps_sparse or method.server.awaits_offer),
-            f"{down} with momentum, adam or weight decay on the PS: every entry "
-            "changes, replies are dense.",
+            f"{down} saves no bytes with momentum, adam or weight decay on the PS: every entry "
+            "changes, so replies are dense.",
         ),
         (
             method.pacer.queries and not (method.sync.waits_for_start or method.sync.auto),
-            f"--pacer={method.choices['pacer']} "
-            "with groups of one: no worker waits, so every worker takes one local step.",
+            f"--pacer={method.choices['pacer']} has no effect with groups of one worker: no "
+            "worker waits, so every worker takes one local step.",
         ),
         (
             local.opt_state != "keep" and not local.has_slots,
-            f"--local_opt_state={local.opt_state} with plain SGD: plain SGD has no state.",
+            (
+                f"--local_opt_state={local.opt_state} has no effect with plain SGD, which has no "
+                "state."
+            ),
         ),
         (
             one_group and method.sync.bound is not None,
-            "--staleness_bound with one group: no worker can run ahead.",
+            "--staleness_bound has no effect with one worker group: no worker can run ahead.",
         ),
     ]
 
@@ -366,22 +376,24 @@ def _check_aggregate(method: Method) -> list[str]:
     flag = f"--aggregate={method.aggregate.name}"
     if method.collective != THROUGH_PS:
         raise ConfigurationError(
-            f"{flag} needs every update separately, and --collective={method.collective} passes "
-            "on only sums of updates. Take --collective=ps, or leave --aggregate out."
+            f"{flag} needs every update separately, but --collective={method.collective} sends "
+            "only sums of updates. Take --collective=ps, or leave --aggregate out."
         )
     if method.codec.sends_fraction:
         raise ConfigurationError(
-            f"{flag} with --codec={method.choices['codec']}: few workers send a given entry, and "
-            "the zeros of the other workers outvote them, so the model would not learn. Take "
-            "--codec=dense or powersgd, or guard with --max_update_norm or --update_norm_factor."
+            f"{flag} with --codec={method.choices['codec']}: only few workers send a given entry, "
+            "and the zeros of the other workers outvote these values, so the model would not "
+            "learn. Take --codec=dense or powersgd, or guard with --max_update_norm or "
+            "--update_norm_factor."
         )
     sizes = method.sync.sizes
     if method.sync.auto is None and max(sizes) == 1:
-        return [f"{flag} with groups of one: every update is released alone."]
+        return [f"{flag} has no effect with groups of one worker: updates are applied singly."]
     if method.sync.auto is not None or min(sizes) < LEAST_MEMBERS:
         raise ConfigurationError(
             f"{flag} needs groups of {LEAST_MEMBERS} or more members, known from the start, so "
-            f"that one faulty worker is outvoted; the smallest of --sync={method.choices['sync']} "
+            "that one faulty worker is outvoted; the smallest group of "
+            f"--sync={method.choices['sync']} "
             f"{'is not known' if method.sync.auto else f'has {min(sizes)}'}. Change --groups or "
             "--nb_workers or --fraction, or leave --aggregate out."
         )
@@ -399,10 +411,10 @@ def _check_privacy(method: Method) -> None:
         return
     if not method.takes_local_steps:
         raise ConfigurationError(
-            "--dp_clip bounds the change that a worker's local steps make in a round, and --pacer="
-            f"{method.choices['pacer']} with --codec={method.choices['codec']} sends every step. "
-            "Take --pacer=fixed with --local_steps above 1, or a method with local steps, or leave "
-            "--dp_clip and --dp_noise out."
+            "--dp_clip bounds the change that a worker's local steps make to the weights in a "
+            f"round, but --pacer={method.choices['pacer']} with --codec={method.choices['codec']} "
+            "sends the update of every single step. Take --pacer=fixed with --local_steps above "
+            "1, or a method with local steps, or leave --dp_clip and --dp_noise out."
         )
     if method.collective != THROUGH_PS:
         raise ConfigurationError(
@@ -412,7 +424,7 @@ def _check_privacy(method: Method) -> None:
     if method.router.channels:
         raise ConfigurationError(
             f"--router={method.choices['router']} sends lost entries again with a later round, "
-            "and the later round then exceeds --dp_clip. Take --router=reliable."
+            "whose update then exceeds --dp_clip. Take --router=reliable."
         )
     if method.privacy.adds_noise:
         _check_noise(method)
@@ -426,15 +438,15 @@ def _check_noise(method: Method) -> None:
     """
     if not isinstance(method.weighting, Unweighted):
         raise ConfigurationError(
-            f"--weighting={method.choices['weighting']} with --dp_noise: a worker that counts more "
-            "than others moves the mean by more than --dp_clip / n, for which the noise is sized. "
-            "Give --weighting=none, or leave --dp_noise out."
+            f"--weighting={method.choices['weighting']} with --dp_noise: a worker with a larger "
+            "weight than others moves the mean of n workers by more than --dp_clip / n, the "
+            "change for which the noise is sized. Give --weighting=none, or leave --dp_noise out."
         )
     if method.aggregate.is_robust:
         raise ConfigurationError(
-            f"--aggregate={method.aggregate.name} with --dp_noise: one worker can move the result "
-            "by more than --dp_clip / n, for which the noise is sized. Take --aggregate=mean "
-            "(--dp_clip bounds outliers too), or leave --dp_noise out."
+            f"--aggregate={method.aggregate.name} with --dp_noise: one of n workers can move the "
+            "result by more than --dp_clip / n, the change for which the noise is sized. Take "
+            "--aggregate=mean (--dp_clip bounds outliers too), or leave --dp_noise out."
         )
     if method.num_averaged(1):
         raise ConfigurationError(
@@ -458,22 +470,23 @@ def check_guards(method: Method, guards: Guards) -> None:
         return
     if guards.update_norm_factor:
         raise ConfigurationError(
-            f"--update_norm_factor={guards.update_norm_factor:g} with --dp_noise: the norms of all "
-            "workers decide which updates are accepted, so one worker can move the mean by more "
-            "than --dp_clip / n. Leave --update_norm_factor out; --dp_clip bounds every norm."
+            f"--update_norm_factor={guards.update_norm_factor:g} with --dp_noise: the norms of "
+            "all workers decide which updates are accepted, so one of n workers can move the mean "
+            "by more than --dp_clip / n. Leave --update_norm_factor out; --dp_clip bounds every "
+            "norm."
         )
     clip = method.privacy.clip
     if guards.max_update_norm and guards.max_update_norm < clip:
         raise ConfigurationError(
             f"--max_update_norm={guards.max_update_norm:g} is below --dp_clip={clip:g}: a shard "
-            "would refuse updates within the clip. Raise --max_update_norm to the clip, or leave "
-            "--max_update_norm out."
+            "would reject updates with a norm of at most --dp_clip. Raise --max_update_norm to "
+            "--dp_clip, or leave --max_update_norm out."
         )
     if guards.update_peak_factor and guards.update_peak_factor < clip:
         raise ConfigurationError(
             f"--update_peak_factor={guards.update_peak_factor:g} is below --dp_clip={clip:g}, so "
             "the updates of all workers would decide which updates are accepted. Give "
-            "--update_peak_factor=0, or a smaller clip."
+            "--update_peak_factor=0, or a smaller --dp_clip."
         )
 
 
@@ -505,6 +518,6 @@ def check_shards(method: Method, nb_ps: int) -> None:
     """
     if method.collective != THROUGH_PS and nb_ps > 1:
         raise ConfigurationError(
-            f"--collective={method.collective} leaves the PS only a copy of the model, and this "
-            f"run has {nb_ps} shards (--nb_ps, --ps_hosts); take one shard."
+            f"--collective={method.collective} gives the PS only a copy of the model, but this "
+            f"run has {nb_ps} PS shards (--nb_ps, --ps_hosts); use one shard."
         )

@@ -225,13 +225,13 @@ def check_optimizer(described: Described) -> None:
     elif not NUMBER.allows(rate):
         raise ConfigurationError(
             f"{described.name}(learning_rate={rate!r:.100}): expected a finite number, or a "
-            "schedule by name and config."
+            "learning-rate schedule given by its name and config."
         )
     _check("optimizer", described.name, config, {**_COMMON, **legal})
     clips = [name for name in ("clipnorm", "clipvalue", "global_clipnorm") if config.get(name)]
     if len(clips) > 1:
         raise ConfigurationError(
-            f"{described.name}({', '.join(clips)}): expected one kind of clipping at most."
+            f"{described.name}({', '.join(clips)}): expected at most one kind of gradient clipping."
         )
 
 
@@ -249,8 +249,8 @@ def check_schedule(described: Described) -> None:
         values = described.config.get("values", [])
         if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):
             raise ConfigurationError(
-                f"{described.name}: {len(boundaries)} boundaries and {len(values)} values; "
-                "expected ascending boundaries, and one value more than boundaries."
+                f"schedule {described.name} has {len(boundaries)} boundaries and {len(values)} "
+                "values; expected ascending boundaries, and one value more than boundaries."
             )
 
 
@@ -277,7 +277,8 @@ def schedule_of(row: Mapping[str, Any]) -> Described:
     """
     if set(row) != {"name", "config"} or not isinstance(row["config"], Mapping):
         raise ConfigurationError(
-            f"learning_rate={dict(row)!r:.100}: expected a schedule by name and config."
+            f"learning_rate={dict(row)!r:.100}: expected a learning-rate schedule, given by its "
+            "name and config."
         )
     return Described(row["name"], row["config"])
 
@@ -286,7 +287,7 @@ def _check(what: str, name: str, config: Mapping[str, Any], legal: Mapping[str, 
     for argument, value in config.items():
         if argument not in legal:
             raise ConfigurationError(
-                f"{what} {name} has no argument {argument!r:.100}; expected some of "
+                f"{what} {name} has no argument {argument!r:.100}; expected the arguments "
                 f"{', '.join(sorted(legal)) or 'none'}."
             )
         if not legal[argument].allows(value):
@@ -302,6 +303,6 @@ def _legal(
     legal = known.get(name) if isinstance(name, str) else None
     if legal is None:
         raise ConfigurationError(
-            f"{what} {name!r:.100} is not known; expected one of {', '.join(sorted(known))}."
+            f"the {what} {name!r:.100} is unknown; expected one of {', '.join(sorted(known))}."
         )
     return legal

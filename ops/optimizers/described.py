@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 #: Last sentence of an error about an optimizer that a PS cannot build: it lists training methods
 #: that avoid the error.
 WAYS_OUT = (
-    "Take a method whose workers step with it themselves: --method=dgs, --method=dgc, "
-    "--method=gd or --method=esync."
+    "Use a method whose workers apply the script's optimizer themselves: --method=dgs, "
+    "--method=dgc, --method=gd or --method=esync."
 )
 
 
@@ -203,8 +203,8 @@ def _plain(value: Any, what: str) -> Any:
     if hasattr(value, "item") and getattr(value, "size", 0) == 1:
         return value.item()
     raise ConfigurationError(
-        f"{what} is a {type(value).__module__}.{type(value).__name__}; expected a number, as a "
-        f"PS cannot build anything else. {WAYS_OUT}"
+        f"{what} is a {type(value).__module__}.{type(value).__name__}; expected a number, because "
+        f"a PS cannot build other objects. {WAYS_OUT}"
     )
 
 
@@ -285,5 +285,5 @@ def _build(made: Any, config: Mapping[str, Any]) -> Any:
         return made(**config)
     except (ValueError, TypeError) as error:
         raise ConfigurationError(
-            f"Keras refuses {made.__name__} with these arguments: {error!s:.300}"
+            f"Keras cannot build {made.__name__} from the arguments in its config: {error!s:.300}"
         ) from error

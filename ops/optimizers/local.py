@@ -91,14 +91,16 @@ class LocalUpdate:
             )
         if self.momentum and not self._is_sgd:
             raise ConfigurationError(
-                f"--local_momentum is for sgd and momentum; --local_optimizer={self.optimizer} has "
-                "its own momentum. Leave out --local_momentum."
+                "--local_momentum is for --local_optimizer=sgd and momentum, but "
+                f"--local_optimizer={self.optimizer} defines its momentum itself. Leave out "
+                "--local_momentum."
             )
         if self.opt_state == "average" and self.optimizer not in _NUM_SLOTS:
             raise ConfigurationError(
-                f"--local_opt_state=average with --local_optimizer={self.optimizer}: its slots are "
-                "not all arrays of the model's size. Set --local_opt_state to keep or reset, or "
-                f"--local_optimizer to one of {', '.join(_NUM_SLOTS)}."
+                f"--local_opt_state=average with --local_optimizer={self.optimizer}: some "
+                "optimizer slots do not have the size of the model, so they cannot be averaged "
+                "over the workers. Set --local_opt_state to keep or reset, or --local_optimizer "
+                f"to one of {', '.join(_NUM_SLOTS)}."
             )
         for flag, number in (("local_weight_decay", self.weight_decay), ("prox_mu", self.prox_mu)):
             _check_not_negative(flag, number)
@@ -106,7 +108,7 @@ class LocalUpdate:
         if not 0 < self.rate_factor < float("inf"):
             raise ConfigurationError(
                 f"--local_lr is {self.rate_factor} times --learning_rate; expected a finite "
-                "number above 0."
+                "factor above 0."
             )
 
     @property

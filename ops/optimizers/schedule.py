@@ -191,8 +191,8 @@ def parse_schedule(learning_rate: float, text: str, flag: str = "lr_schedule") -
         is_legal = False
     if not is_legal:
         raise ConfigurationError(
-            f"--{flag}={text!r}: expected {shape}:warmup=A,floor=B with fractions from 0 to "
-            "below 1. A or B may be left out, as in cosine:warmup=0.02."
+            f"--{flag}={text!r}: expected {shape}:warmup=A,floor=B with fractions A and B from 0 "
+            "to below 1. A or B may be left out, as in cosine:warmup=0.02."
         )
     return RateCurve(learning_rate, (), shape.strip(), values["warmup"], values["floor"])
 
@@ -222,7 +222,7 @@ def parse_drops(text: str, flag: str = "lr_schedule") -> tuple[tuple[float, floa
     legal = all(0 < fraction < 1 for fraction in fractions) and fractions == sorted(set(fractions))
     if not legal or not all(0 < factor < float("inf") for _, factor in drops):
         raise ConfigurationError(
-            f"--{flag}={text!r}: fractions must ascend between 0 and 1, and factors must be above "
-            "0 and finite."
+            f"--{flag}={text!r}: expected ascending fractions of the budget between 0 and 1, and "
+            "finite factors above 0."
         )
     return drops

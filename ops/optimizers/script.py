@@ -77,9 +77,9 @@ class AwaitedUpdate(GradientsOnly, RunsOwnRate):
                 optimizer.
         """
         raise ConfigurationError(
-            "--server_optimizer=script: no worker has offered a script's optimizer; expected an "
-            "offer from the first worker. Start the PS with --model_from=worker, or set "
-            "--server_optimizer to the name of an optimizer."
+            "--server_optimizer=script: no worker has sent a script's optimizer to the PS; "
+            "expected an optimizer from the first worker. Start the PS with --model_from=worker, "
+            "or set --server_optimizer to the name of an optimizer."
         )
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
@@ -508,8 +508,9 @@ def server_update(offer: Offer) -> ScriptUpdate | ScriptUpdates:
     """
     if not offer.optimizers:
         raise ConfigurationError(
-            "the offer has no optimizer, so the workers would have to do the steps; expected a "
-            f"method that sends changes of weights. {WAYS_OUT}"
+            "the worker's description of the script has no optimizer for the PS, so the workers "
+            "would have to take the steps; expected a method that sends changes of weights. "
+            f"{WAYS_OUT}"
         )
     for constraint in offer.constraints.values():
         allow_list.check_constraint(constraint)

@@ -42,8 +42,11 @@ class RunsOwnRate(ServerUpdate):
     """
 
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
-        """Raise ValueError, because an optimizer from flags cannot start with slots of a script."""
-        raise ValueError(f"slots of {len(slots)} optimizers; expected none")
+        """Raise ValueError: an optimizer from flags cannot start with slots of a script."""
+        raise ValueError(
+            f"the PS received the slots of {len(slots)} optimizers; expected none, because flags "
+            "define its optimizer"
+        )
 
     def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
         """Return the learning rate of the run's schedule."""
@@ -122,8 +125,9 @@ class OptimizerUpdate(FollowsOuterSchedule):
                 raise ConfigurationError(f"--{name}={getattr(self, name)}: expected 0 or more.")
         if self.momentum and not self._is_sgd:
             raise ConfigurationError(
-                f"--momentum is for sgd and momentum; --server_optimizer={self.optimizer} has its "
-                "own momentum. Leave out --momentum."
+                "--momentum is for --server_optimizer=sgd and momentum, but "
+                f"--server_optimizer={self.optimizer} defines its momentum itself. Leave out "
+                "--momentum."
             )
 
     @property

@@ -149,20 +149,29 @@ def decode(document: str, payload: memoryview) -> list[OptimizerState]:
             slots = []
             for number, role, shape, dtype in row["arrays"]:
                 if dtype not in _DTYPES:
-                    raise ValueError(f"an array of {dtype!r:.50}; expected {', '.join(_DTYPES)}")
+                    raise ValueError(
+                        f"a received slot has dtype {dtype!r:.50}; expected {', '.join(_DTYPES)}"
+                    )
                 count = math.prod(int(size) for size in shape)
                 stop = start + count * np.dtype(dtype).itemsize
                 if count < 0 or stop > len(payload):
-                    raise ValueError(f"{len(payload)} bytes; expected more")
+                    raise ValueError(
+                        f"the received optimizer slots have only {len(payload)} bytes; expected "
+                        "more bytes"
+                    )
                 values = np.frombuffer(payload[start:stop], np.dtype(dtype).newbyteorder("<"))
                 slots.append(Slot(number, str(role), values.astype(dtype).reshape(shape)))
                 start = stop
             states.append(OptimizerState(slots, float(row["rate"])))
         if start != len(payload):
-            raise ValueError(f"{len(payload)} bytes; expected {start}")
+            raise ValueError(
+                f"the received optimizer slots have {len(payload)} bytes; expected {start} bytes"
+            )
         return states
     except (TypeError, KeyError, RecursionError, OverflowError) as error:
-        raise ValueError(f"unreadable slots ({type(error).__name__}: {error!s:.200})") from error
+        raise ValueError(
+            f"the received optimizer slots cannot be read ({type(error).__name__}: {error!s:.200})"
+        ) from error
 
 
 class OwnSlots:
@@ -186,10 +195,10 @@ class OwnSlots:
         known = {id(variable) for variable in built}
         if new := [variable for variable in variables if id(variable) not in known]:
             raise ConfigurationError(
-                f"the compiled {offer.optimizer.name} was built before {new[0].path} became "
-                "trainable, so it has no slots for this variable; expected an optimizer that was "
-                "built on all trainable variables. Compile the model again with a new optimizer, "
-                "as Keras without Thinwire also requires."
+                f"the compiled optimizer {offer.optimizer.name} was built before {new[0].path} "
+                "became trainable, so it has no slots for this variable; expected an optimizer "
+                "that was built on all trainable variables. Compile the model again with a new "
+                "optimizer, as Keras without Thinwire also requires."
             )
         numbers = {id(variable): number for number, variable in enumerate(variables)}
         paths = [TensorSpec(variable.path, tuple(variable.shape)) for variable in built]
@@ -199,9 +208,9 @@ class OwnSlots:
         slots = [variable for variable in optimizer.variables if variable is not self._rate]
         if len(slots) != len(keys):
             raise ConfigurationError(
-                f"the compiled {offer.optimizer.name} has {len(slots)} slots, but its variables "
-                f"need {len(keys)}; expected an optimizer that was built on the shared variables "
-                "only. Compile the model again after its variables have changed."
+                f"the compiled optimizer {offer.optimizer.name} has {len(slots)} slots, but its "
+                f"variables need {len(keys)} slots; expected an optimizer that was built on the "
+                "shared variables only. Compile the model again after its variables have changed."
             )
         shared = [None if number is None else numbers.get(id(built[number])) for number, _ in keys]
         # `of` numbers the variables that the optimizer was built on, `number` the shared variables.
@@ -265,7 +274,9 @@ class OwnSlots:
                     values = whole.setdefault((piece.tensor, slot.role), empty)
                     values[piece.start : piece.stop] = slot.values
         if missing := [key for key in self._by_key if key not in whole]:
-            raise ValueError(f"the shards sent no {missing[0][1]} of variable {missing[0][0]}")
+            raise ValueError(
+                f"the PS shards sent no slot {missing[0][1]} of variable {missing[0][0]}"
+            )
         for key, variable in self._by_key.items():
             variable.assign(np.reshape(whole[key], variable.shape))
         if rate is not None and isinstance(self._rate, keras.Variable):
@@ -318,7 +329,7 @@ def whole_values(
                 weights[start : start + piece.size] = slot.values
                 missing -= piece.size
     if missing:
-        raise ValueError(f"the shards did not send {missing} of {spec.num_parameters} weights")
+        raise ValueError(f"the PS shards did not send {missing} of {spec.num_parameters} weights")
     return weights, statistics
 
 

@@ -134,6 +134,6 @@ def privacy_of(clip: float, noise: float) -> Privacy:
     if noise:
         raise ConfigurationError(
             f"--dp_noise={noise:g} without --dp_clip: the noise is a multiple of the norm that "
-            "each worker's change is clipped to. Give --dp_clip too, or leave both out."
+            "each worker's change is clipped to. Give --dp_clip too, or leave --dp_noise out."
         )
     return NoPrivacy()

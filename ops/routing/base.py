@@ -317,7 +317,9 @@ class Transport:
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if not low <= value <= high or not math.isfinite(value):
-                raise ConfigurationError(f"--{name}={value}: expected {low:g} to {high:g}.")
+                raise ConfigurationError(
+                    f"--{name}={value}: expected a number from {low:g} to {high:g}."
+                )
         for name, values in (("dgt_transport", TRANSPORTS), ("dgt_dscp", CLASSES)):
             if getattr(self, name) not in values:
                 raise ConfigurationError(

@@ -92,10 +92,14 @@ class DatagramSession:
         """
         if not (0 <= self.id < 1 << 64 and 0 <= self.worker < 1 << 32):
             raise ValueError(
-                f"session {self.id} of worker {self.worker}: expected 64 and 32 bits, not negative"
+                f"the datagram session has id {self.id} and worker {self.worker}; expected "
+                "non-negative numbers of 64 and 32 bits"
             )
         if len(self.key) != KEY_BYTES:
-            raise ValueError(f"a session key of {len(self.key)} bytes; expected {KEY_BYTES}")
+            raise ValueError(
+                f"the key of the datagram session has {len(self.key)} bytes; expected {KEY_BYTES} "
+                "bytes"
+            )
 
 
 def value_bytes(encoding: ValueEncoding, count: int) -> int:

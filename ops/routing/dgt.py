@@ -197,8 +197,8 @@ class Dgt(DgtChoices):
         ):
             if applies and codec.value_dtype != "float32":
                 raise ConfigurationError(
-                    f"--value_dtype={codec.value_dtype} with --{name}: both change values. Leave "
-                    "one of them out."
+                    f"--value_dtype={codec.value_dtype} with --{name}: both flags change the "
+                    "values of updates. Leave one of the two flags out."
                 )
         fixed_k = not self.dgt_adaptive_k
         fixed_k_min = fixed_k and self.dgt_k_min != DgtChoices.dgt_k_min
@@ -211,8 +211,8 @@ class Dgt(DgtChoices):
             (self.dgt_channels == 0, "--dgt_channels=0: every block is sent reliably."),
             (
                 not self.dgt_enable_block,
-                "--dgt_enable_block=false: every tensor is one block, and "
-                "a tensor's last block is reliable, so DGT does nothing.",
+                "--dgt_enable_block=false: every tensor is one block, and a tensor's last block "
+                "is sent reliably, so DGT has no effect.",
             ),
             (self.dgt_k >= 1 and fixed_k, f"--dgt_k={self.dgt_k:g}: every block is sent reliably."),
             (

@@ -92,7 +92,7 @@ class SealedStep:
         expected = (total + 7) // 8
         if len(bitmap) != expected:
             raise ValueError(
-                f"a bitmap of {len(bitmap)} bytes for {total} datagrams; expected {expected}"
+                f"a bitmap for {total} datagrams has {len(bitmap)} bytes; expected {expected} bytes"
             )
         arrived = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
         missing: dict[int, list[_Sent]] = {}
@@ -139,10 +139,13 @@ class Packetizer:
         """
         if not _SMALLEST_MTU <= mtu <= form.LARGEST_DATAGRAM:
             raise ValueError(
-                f"datagrams of {mtu} bytes; expected {_SMALLEST_MTU} to {form.LARGEST_DATAGRAM}"
+                f"the datagram size is {mtu} bytes; expected {_SMALLEST_MTU} to "
+                f"{form.LARGEST_DATAGRAM} bytes"
             )
         if not 1 <= channels <= form.MOST_CHANNELS:
-            raise ValueError(f"{channels} channels; expected 1 to {form.MOST_CHANNELS}")
+            raise ValueError(
+                f"the number of datagram channels is {channels}; expected 1 to {form.MOST_CHANNELS}"
+            )
         self.mtu = mtu
         self._session = session
         self._next = [0] * (channels + 1)  # next sequence number of each datagram channel

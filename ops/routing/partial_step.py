@@ -145,8 +145,8 @@ class PartialStep:
         self._check(blocks)
         if len(self.groups) > len(self.closed):
             raise ValueError(
-                f"{len(self.groups) + 1} parts of one step; expected at most one for each of "
-                f"{len(self.closed)} slots and one more"
+                f"a worker sent {len(self.groups) + 1} reliable parts of one step; expected at "
+                f"most one part for each of the {len(self.closed)} tensor slots and one more"
             )
         self.sequences.announce(manifest.channels)
         slots = np.array([block.slot for block in blocks], np.int64)
@@ -158,14 +158,14 @@ class PartialStep:
         slots = [block.slot for block in blocks]
         if len(set(slots)) < len(slots) or not self._marked.isdisjoint(slots):
             raise ValueError(
-                f"a reliable part for slots {slots} after parts for slots {sorted(self._marked)}: "
-                "expected each slot once"
+                f"a reliable part for tensor slots {slots} arrived after parts for slots "
+                f"{sorted(self._marked)}; expected each slot once"
             )
         for block in blocks:
             if not 0 <= block.slot < len(sizes) or block.size != sizes[block.slot]:
                 raise ValueError(
-                    f"a block of {block.size} entries for slot {block.slot}; this shard's slots "
-                    f"have {sizes.tolist()}"
+                    f"a push has a block of {block.size} entries for slot {block.slot}, but the "
+                    f"tensor slots of this shard have {sizes.tolist()} entries"
                 )
             if isinstance(block, RangedBlock):
                 _check_ranges(block)
@@ -253,15 +253,16 @@ def _check_ranges(block: RangedBlock) -> None:
     num_ranges = -(-block.size // block.block_entries) if block.block_entries > 0 else -1
     if len(block.present) != num_ranges:
         raise ValueError(
-            f"slot {block.slot}: {len(block.present)} ranges of {block.block_entries} entries for "
-            f"{block.size} entries; expected {num_ranges}"
+            f"the block of tensor slot {block.slot} has {len(block.present)} ranges of "
+            f"{block.block_entries} entries for {block.size} entries; expected {num_ranges} ranges"
         )
     expected = block.block_entries * int(np.count_nonzero(block.present))
     if num_ranges and block.present[-1]:
         expected -= num_ranges * block.block_entries - block.size
     if block.values.data.size != expected:
         raise ValueError(
-            f"slot {block.slot}: {block.values.data.size} values for ranges of {expected} entries"
+            f"the block of tensor slot {block.slot} has {block.values.data.size} values for "
+            f"ranges of {expected} entries; expected equal numbers"
         )
 
 

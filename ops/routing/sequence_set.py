@@ -56,9 +56,9 @@ class SequenceSet:
     def _check(self, announced: AnnouncedDatagrams) -> None:
         if not 0 <= announced.count <= self._limit or not 0 <= announced.first < _MODULUS:
             raise ValueError(
-                f"channel {announced.channel}: announced {announced.count} datagrams from number "
-                f"{announced.first} on; expected 0 to {self._limit} datagrams, from a number below "
-                "2**32"
+                f"a worker announces {announced.count} datagrams on channel {announced.channel}, "
+                f"from sequence number {announced.first} on; expected 0 to {self._limit} "
+                "datagrams, from a number below 2**32"
             )
 
     def finish(self) -> None:
@@ -79,8 +79,9 @@ class SequenceSet:
             for announced in ranges:
                 if ahead(announced.first, first) != count:
                     raise ValueError(
-                        f"channel {channel}: a range is announced from number {announced.first} "
-                        f"on; expected {(first + count) % _MODULUS}, the end of the previous range"
+                        f"a worker announces a range of datagrams on channel {channel} from "
+                        f"sequence number {announced.first} on; expected "
+                        f"{(first + count) % _MODULUS}, the end of the previous range"
                     )
                 count += announced.count
             self._check(AnnouncedDatagrams(channel, first, count))

@@ -106,8 +106,8 @@ class BySpeed:
         points = _cut_points(spec, cuts)
         if len(points) - 1 < num_shards:
             raise ConfigurationError(
-                f"--nb_ps={num_shards}: this model has only {len(points) - 1} pieces to spread; "
-                f"expected 1..{len(points) - 1} shards."
+                f"--nb_ps={num_shards}: this model can be cut into only {len(points) - 1} pieces "
+                f"for the shards; expected 1..{len(points) - 1} shards."
             )
         edges = [points[cut] for cut in best_cuts(points, speeds)]
         return tuple(_layout(spec, start, stop) for start, stop in itertools.pairwise(edges))
@@ -120,8 +120,8 @@ class BySpeed:
         """
         if self.ps_speeds and len(self.ps_speeds) != num_shards:
             raise ConfigurationError(
-                f"--ps_speeds has {len(self.ps_speeds)} values for {num_shards} shards (--nb_ps, "
-                "--ps_hosts); expected one value per shard, or no values."
+                f"--ps_speeds has {len(self.ps_speeds)} values for {num_shards} PS shards "
+                "(--nb_ps, --ps_hosts); expected one value per shard, or no values."
             )
         return self.ps_speeds or (1.0,) * num_shards
 

@@ -55,8 +55,8 @@ def place_tensors(spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[
     most = sum(piece.size > 0 for piece in pieces)
     if most < num_shards:
         raise ConfigurationError(
-            f"--nb_ps={num_shards}: this model has only {most} tensors with entries to spread; "
-            f"expected 1..{most} shards."
+            f"--nb_ps={num_shards}: this model has only {most} tensors with entries that can be "
+            f"placed on shards; expected 1..{most} shards."
         )
     loads = [0] * num_shards
     shards: list[list[Slice]] = [[] for _ in range(num_shards)]

@@ -46,8 +46,8 @@ class SharedVariables:
             )
         if any(variable is known for known in self._variables):
             raise ConfigurationError(
-                f"{path} was added to {NAME} twice; expected each variable once. Remove one of "
-                "the calls."
+                f"the variable {path} was added to {NAME} twice; expected each variable once. "
+                "Remove one of the calls."
             )
         self._variables.append(variable)
 
@@ -108,8 +108,9 @@ def shared_variables(
         chosen += by_id.values()
     if not chosen:
         raise ConfigurationError(
-            f"Model {model.name!r} has no trainable variables to share; expected at least one. "
-            "Give it a keras.Input, so that its layers create their variables immediately."
+            f"Model {model.name!r} has no trainable variables to share; expected at least one "
+            "trainable variable. Give the model a keras.Input, so that its layers create their "
+            "variables immediately."
         )
     for variable in listed:
         _check_member(variable, model, trainable)
@@ -141,8 +142,9 @@ def model_spec(variables: Iterable[keras.Variable], numbers_paths: bool = False)
             )
         if str(variable.dtype) != "float32":
             raise ConfigurationError(
-                f"{path} is {variable.dtype}; expected float32, the only dtype that is shared. "
-                f"Build the layer with dtype='float32', or leave the variable out of {NAME}."
+                f"the variable {path} has dtype {variable.dtype}; expected float32, the only "
+                "dtype that is shared. Build the layer with dtype='float32', or leave the "
+                f"variable out of {NAME}."
             )
         tensors[path] = TensorSpec(path, tuple(int(size) for size in variable.shape))
     if not tensors:
@@ -164,12 +166,13 @@ def _check_member(
     path = _path(variable)
     if any(variable is known for known in model.variables):
         raise ConfigurationError(
-            f"{path} is in {NAME} but is not trainable, so it has no gradient to share; expected "
-            f"trainable variables. Leave the variable out of {NAME}; it then stays local."
+            f"the variable {path} is in {NAME} but is not trainable, so it has no gradient to "
+            f"share; expected trainable variables. Leave the variable out of {NAME}; it then "
+            "stays local."
         )
     raise ConfigurationError(
-        f"{path} is in {NAME} but is not a variable of the model {model.name!r}; expected only "
-        "variables of the model that build_model() returns."
+        f"the variable {path} is in {NAME} but is not a variable of the model {model.name!r}; "
+        "expected only variables of the model that build_model() returns."
     )
 
 
@@ -177,8 +180,8 @@ def _path(variable: Any) -> str:
     path = getattr(variable, "path", None)
     if path is None:
         raise ConfigurationError(
-            f"{NAME} got {variable!r:.80}, a {type(variable).__name__}; expected a keras.Variable, "
-            "for example layer.kernel or an element of model.trainable_variables."
+            f"{NAME} received {variable!r:.80} of type {type(variable).__name__}; expected a "
+            "keras.Variable, for example layer.kernel or an element of model.trainable_variables."
         )
     return str(path)
 

@@ -117,8 +117,8 @@ class DrawnSync:
         """Raise an error if the fraction, number of workers or seed is out of range."""
         if not 0 < self.fraction <= 1:
             raise ConfigurationError(
-                f"--fraction={self.fraction:g}: expected a part of the live workers, above 0 and "
-                "at most 1."
+                f"--fraction={self.fraction:g}: expected a fraction of the live workers, above 0 "
+                "and at most 1."
             )
         if self.nb_workers < 1 or self.seed < 0:
             raise ConfigurationError(

@@ -48,7 +48,7 @@ class AutoGroups:
         """Raise an error if the warm-up has no updates, or the interval is negative or infinite."""
         if self.groups_warmup_updates < 1:
             raise ConfigurationError(
-                f"--groups_warmup_updates={self.groups_warmup_updates}: expected 1 or more."
+                f"--groups_warmup_updates={self.groups_warmup_updates}: expected 1 or more updates."
             )
         if not 0 <= self.regroup_interval_seconds < math.inf:
             raise ConfigurationError(
@@ -97,7 +97,8 @@ def parse_groups_file(text: str, path: str) -> tuple[tuple[int, ...], ...]:
     groups = "|".join(line for line in lines if line)
     if not groups:
         raise ConfigurationError(
-            f"--groups_file={path}: the file holds no group; expected one line of ids per group."
+            f"--groups_file={path}: the file contains no group; expected one line of worker ids "
+            "per group."
         )
     return parse_groups(groups)
 
@@ -126,8 +127,8 @@ def uneven(groups: Groups) -> str | None:
     return (
         f"group {format_groups([largest])} has {len(largest)} workers, group "
         f"{format_groups([smallest])} has {len(smallest)}: an update is the mean of its group, so "
-        f"each worker of the larger group counts {len(largest) / len(smallest):.3g} times less "
-        "than a worker of the smaller group."
+        f"the update of each worker of the larger group counts {len(largest) / len(smallest):.3g} "
+        "times less than a worker of the smaller group."
     )
 
 

@@ -46,12 +46,13 @@ class GroupSync:
         ids = sorted(worker for group in self.groups for worker in group)
         if any(not group for group in self.groups):
             raise ConfigurationError(
-                f"groups {format_groups(self.groups)!r} contain an empty group."
+                f"the worker groups {format_groups(self.groups)!r} contain an empty group; "
+                "expected at least one worker in each group."
             )
         if ids != list(range(1, len(ids) + 1)):
             raise ConfigurationError(
-                f"groups {format_groups(self.groups)!r} name workers {ids}; each of "
-                f"1..{max(len(ids), 1)} must be in exactly one group (--groups, --groups_file)."
+                f"groups {format_groups(self.groups)!r} name the workers {ids}; expected each "
+                f"worker of 1..{max(len(ids), 1)} in exactly one group (--groups, --groups_file)."
             )
         if self.bound is not None and self.bound < 0:
             raise ConfigurationError(
@@ -596,8 +597,8 @@ def make_rule(
         )
     if bound is not None and not choice.takes_bound:
         raise ConfigurationError(
-            f"--staleness_bound={bound} was given, but --sync={name} has no bound; "
-            "use --sync=ssp or --sync=gsp."
+            f"--staleness_bound={bound} was given, but --sync={name} has no staleness bound; use "
+            "--sync=ssp or --sync=gsp."
         )
     if choice.needs_bound and bound is None:
         raise ConfigurationError(f"--sync={name} needs --staleness_bound (iterations, 0 or more).")
@@ -606,7 +607,7 @@ def make_rule(
     members = sum(len(group) for group in rule.groups)
     if members != nb_workers:
         raise ConfigurationError(
-            f"groups {format_groups(rule.groups)!r} name {members} workers, "
-            f"--nb_workers={nb_workers}; every worker needs exactly one group."
+            f"groups {format_groups(rule.groups)!r} name {members} workers, but "
+            f"--nb_workers={nb_workers}; expected every worker in exactly one group."
         )
     return rule

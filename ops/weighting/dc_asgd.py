@@ -68,8 +68,8 @@ class DcAsgd:
             )
         if self.dcasgd_variant != "adaptive":
             raise ConfigurationError(
-                f"--dcasgd_decay={self.dcasgd_decay} is for --dcasgd_variant=adaptive, and this "
-                f"is --dcasgd_variant={self.dcasgd_variant}; change one."
+                f"--dcasgd_decay={self.dcasgd_decay} is for --dcasgd_variant=adaptive, but this "
+                f"run has --dcasgd_variant={self.dcasgd_variant}; change one of the two flags."
             )
 
     @property

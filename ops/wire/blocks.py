@@ -80,23 +80,25 @@ def decode(slot: int, values: CodedValues, head: memoryview, size: int) -> Range
     """
     if len(head) < _HEADER.size:
         raise WireError(
-            f"header of ranges has {len(head)} bytes; expected {_HEADER.size} and a bitmap"
+            f"the header of a block with ranges has {len(head)} bytes; expected {_HEADER.size} "
+            "bytes and a bitmap"
         )
     (block_entries,) = _HEADER.unpack(head[: _HEADER.size])
     if not block_entries:
-        raise WireError("ranges of no entries; expected at least 1 entry per range")
+        raise WireError("a block has ranges of no entries; expected at least 1 entry per range")
     count = num_ranges(size, block_entries)
     bits = np.frombuffer(head, np.uint8, offset=_HEADER.size)
     if bits.size != -(-count // 8):
-        raise WireError(f"bitmap of {bits.size} bytes does not fit {count} ranges")
+        raise WireError(f"a block's bitmap of {bits.size} bytes does not fit its {count} ranges")
     flags = np.unpackbits(bits, bitorder="little").view(bool)
     if flags[count:].any():
-        raise WireError(f"bitmap of {count} ranges has bits set beyond the last range")
+        raise WireError(f"a block's bitmap of {count} ranges has bits set beyond the last range")
     present = flags[:count]
     expected = int(lengths(size, block_entries)[present].sum())
     if values.data.size != expected:
         raise WireError(
-            f"{values.data.size} values in ranges of {expected} entries; the numbers must be equal"
+            f"a block has {values.data.size} values in ranges of {expected} entries; expected "
+            "equal numbers"
         )
     return RangedBlock(slot, size, None, values, block_entries, present)
 
@@ -365,7 +367,10 @@ def decode_block(
             decode.
     """
     if slots > 1 and (value_dtype in FEW_BITS or coding not in _OF_SEVERAL):
-        raise WireError(f"index coding {coding} of {value_dtype} values cannot span {slots} slots")
+        raise WireError(
+            f"a block with index coding {coding} of {value_dtype} values spans {slots} tensor "
+            "slots; expected one slot"
+        )
     if value_dtype in FEW_BITS:
         _check_few_bits(count, coding, value_dtype, value_coding, size)
         scale = _checked_scale(scale, value_dtype)
@@ -379,20 +384,23 @@ def decode_block(
         return Block(slot, size, indices, values_of_chunks)
     if value_dtype not in VALUE_DTYPES:
         known = ", ".join((*VALUE_DTYPES, *FEW_BITS))
-        raise WireError(f"value dtype {value_dtype!r}; expected one of {known}")
+        raise WireError(f"the block's value dtype is {value_dtype!r}; expected one of {known}")
     if chunk or chunk_first:
-        raise WireError(f"{value_dtype} values in chunks of {chunk} entries; expected no chunks")
+        raise WireError(
+            f"the block has {value_dtype} values in chunks of {chunk} entries; expected no chunks"
+        )
     dtype = np.dtype(_NUMPY_DTYPES[value_dtype])
     if value_coding != ValueCoding.PLAIN:
         if value_coding != ValueCoding.EXPONENTS or coding not in _OF_POSITIONS or count > size:
             raise WireError(
-                f"value coding {value_coding} of {count} values, index coding {coding}, for {size} "
-                "entries; expected value coding 0, or 1 with positions"
+                f"the block has value coding {value_coding} of {count} values, with index coding "
+                f"{coding}, for {size} entries; expected value coding 0, or 1 with positions"
             )
         value_bytes = value_codings.decode_exponents(value_bytes, count, dtype.itemsize)
     if not 0 <= count <= size or len(value_bytes) != count * dtype.itemsize:
         raise WireError(
-            f"{count} values of {value_dtype} in {len(value_bytes)} bytes for {size} entries"
+            f"the block has {count} values of {value_dtype} in {len(value_bytes)} bytes for "
+            f"{size} entries, which do not match"
         )
     scale = _checked_scale(scale, value_dtype)
     values = np.frombuffer(value_bytes, dtype) if count else np.empty(0, dtype)
@@ -403,7 +411,10 @@ def decode_block(
         return decode_factors(slot, coded, coding_parameter, index_bytes, size)
     if coding == IndexCoding.RANGES:
         if coding_parameter:
-            raise WireError(f"index coding {coding} has no parameter; got {coding_parameter}")
+            raise WireError(
+                f"the block's index coding {coding} has no parameter, but the block has the "
+                f"parameter {coding_parameter}"
+            )
         return decode(slot, coded, index_bytes, size)
     indices = _decode_indices(coding, coding_parameter, index_bytes, count, size)
     return Block(slot, size, indices, coded, slots=slots)
@@ -415,11 +426,13 @@ def _check_few_bits(
     """Raise an error for value or index codings that few-bit values cannot have."""
     if value_coding not in _OF_FEW_BITS or coding not in _OF_SEVERAL:
         raise WireError(
-            f"{value_dtype} values in value coding {value_coding}, index coding {coding}; "
-            "expected value coding 2 or 3, with positions or a dense block"
+            f"the block has {value_dtype} values with value coding {value_coding} and index "
+            f"coding {coding}; expected value coding 2 or 3, with positions or a dense block"
         )
     if not 0 <= count <= size:
-        raise WireError(f"{count} values of {value_dtype} for {size} entries")
+        raise WireError(
+            f"the block has {count} values of {value_dtype} for {size} entries, which do not match"
+        )
 
 
 def _checked_scale(scale: float, value_dtype: str) -> float:
@@ -427,7 +440,7 @@ def _checked_scale(scale: float, value_dtype: str) -> float:
     if scale == 0 and value_dtype != "int8":
         return 1.0
     if not 0 < scale < math.inf:
-        raise WireError(f"scale {scale}; expected a finite number above 0")
+        raise WireError(f"the block has the scale {scale}; expected a finite number above 0")
     return scale
 
 
@@ -437,18 +450,28 @@ def _decode_indices(
     """Return a block's ascending, unique positions below `size`; None for a DENSE block."""
     if coding == IndexCoding.DENSE:
         if count != size or len(data) or parameter:
-            raise WireError(f"dense block of {count} values, {len(data)} index bytes for {size}")
+            raise WireError(
+                f"the message has a dense block of {count} values with {len(data)} index bytes "
+                f"for {size} entries; expected as many values as entries, and no index bytes"
+            )
         return None
     if coding not in _CODINGS:
-        raise WireError(f"index coding {coding} is unknown; expected 0 to {max(_CODINGS)}")
+        raise WireError(
+            f"the block's index coding {coding} is unknown; expected 0 to {max(_CODINGS)}"
+        )
     if not count:
         if len(data):
-            raise WireError(f"{len(data)} index bytes for no values")
+            raise WireError(
+                f"the block has {len(data)} index bytes for no values; expected no index bytes"
+            )
         return np.empty(0, np.int64)
     if coding == IndexCoding.RICE:
         indices = index_codings.decode_rice(data, count, size, parameter)
     elif parameter:
-        raise WireError(f"index coding {coding} has no parameter; got {parameter}")
+        raise WireError(
+            f"the block's index coding {coding} has no parameter, but the block has the parameter "
+            f"{parameter}"
+        )
     elif coding == IndexCoding.BITMAP:
         indices = index_codings.decode_bitmap(data, count, size)
     elif coding == IndexCoding.DEFLATED_GAPS:
@@ -456,5 +479,8 @@ def _decode_indices(
     else:
         indices = index_codings.decode_uint32(data, count)
     if indices[-1] >= size or (indices[1:] <= indices[:-1]).any():
-        raise WireError(f"positions are not ascending and unique below {size}")
+        raise WireError(
+            "the block's positions are not valid; expected ascending and unique positions below "
+            f"{size}"
+        )
     return indices

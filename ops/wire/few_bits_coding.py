@@ -57,12 +57,16 @@ def checked_edges(
     """
     if not (0 < chunk <= _LARGEST_CHUNK and 0 <= first < chunk):
         raise WireError(
-            f"place {first} in chunks of {chunk} entries; expected a place below the chunk's length"
+            f"a block begins at place {first} in chunks of {chunk} entries; expected a place "
+            "below the chunk's length"
         )
     # A dense block gets one edge per chunk. Each chunk has at least one scale of two bytes, so a
     # size with more chunks than the received bytes can hold is rejected before the allocation.
     if indices is None and size and 2 * -(-(size + first) // chunk) > num_bytes:
-        raise WireError(f"{num_bytes} bytes of values of {size} entries, in chunks of {chunk}")
+        raise WireError(
+            f"a block has {num_bytes} bytes of values for {size} entries in chunks of {chunk} "
+            "entries, which are too few for the scales"
+        )
     return edges_of(indices, size, chunk, first)
 
 
@@ -88,16 +92,20 @@ def decode_codes(
     scale_bytes, packed_bytes = 2 * shape[0] * shape[1], -(-count * bits // 8)
     if len(data) < scale_bytes:
         raise WireError(
-            f"{len(data)} bytes of values; the scales of {shape[0]} chunks need {scale_bytes}"
+            f"a block has {len(data)} bytes of values, but the scales of its {shape[0]} chunks "
+            f"need {scale_bytes} bytes"
         )
     upper = np.frombuffer(data, "<u2", shape[0] * shape[1])
     if upper.size and int(upper.max()) > _LARGEST_SCALE_BITS:
-        raise WireError("a chunk's scale is negative or not finite")
+        raise WireError("the scale of a block's chunk is negative or not finite")
     packed = data[scale_bytes:]
     if coding == ValueCoding.DEFLATED_CODES:
         packed = _inflated(packed, packed_bytes)
     if len(packed) != packed_bytes:
-        raise WireError(f"{len(packed)} bytes of codes for {count} values of {bits} bits")
+        raise WireError(
+            f"a block has {len(packed)} bytes of codes for {count} values of {bits} bits, which "
+            "do not match"
+        )
     scales = (upper.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return _unpack(packed, count, bits), scales.reshape(shape)
 
@@ -108,10 +116,11 @@ def _inflated(data: memoryview, num_bytes: int) -> memoryview:
         # the limit of num_bytes + 1 detects a stream that is too long
         plain = inflater.decompress(data, num_bytes + 1)
     except zlib.error as error:
-        raise WireError(f"deflated codes do not inflate: {error}") from error
+        raise WireError(f"the deflated codes of a block do not inflate: {error}") from error
     if not inflater.eof or inflater.unused_data:
         raise WireError(
-            f"deflated codes: more than {num_bytes} bytes, or the stream does not end with the data"
+            f"the deflated codes of a block inflate to more than {num_bytes} bytes, or the stream "
+            "does not end with the data"
         )
     return memoryview(plain)
 
@@ -139,5 +148,7 @@ def _unpack(packed: memoryview, count: int, bits: int) -> NDArray[np.uint8]:
         shifts = np.arange(0, 8, bits, dtype=np.uint8)
         codes = ((octets[:, None] >> shifts) & np.uint8((1 << bits) - 1)).reshape(-1)
     if codes[count:].any():
-        raise WireError(f"the last byte of {count} codes of {bits} bits is not filled with zeros")
+        raise WireError(
+            f"the last byte of a block's {count} codes of {bits} bits is not filled with zeros"
+        )
     return codes[:count]

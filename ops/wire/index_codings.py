@@ -49,10 +49,16 @@ def encode_bitmap(indices: Int64, size: int) -> bytes:
 def decode_bitmap(data: memoryview, count: int, size: int) -> Int64:
     """Return the positions [count] that `encode_bitmap` coded."""
     if len(data) != -(-size // 8):
-        raise WireError(f"bitmap of {len(data)} bytes; {size} entries need {-(-size // 8)}")
+        raise WireError(
+            f"a block has a bitmap of {len(data)} bytes, but its {size} entries need "
+            f"{-(-size // 8)} bytes"
+        )
     indices: Int64 = _bits_of(data).nonzero()[0]
     if indices.size != count:
-        raise WireError(f"bitmap with {indices.size} bits set for {count} values")
+        raise WireError(
+            f"the bitmap of a block has {indices.size} bits set for {count} values; expected "
+            "equal numbers"
+        )
     return indices
 
 
@@ -125,14 +131,15 @@ def decode_deflated_gaps(data: memoryview, count: int) -> Int64:
         # longer stream, for example a decompression bomb, without unpacking it.
         plain = inflater.decompress(data, count * (1 + _ESCAPE_BYTES) + 1)
     except zlib.error as error:
-        raise WireError(f"deflated gaps do not inflate: {error}") from error
+        raise WireError(f"the deflated index gaps of a block do not inflate: {error}") from error
     if not inflater.eof or inflater.unused_data:
-        raise WireError("deflated gaps: the stream does not end where its bytes do")
+        raise WireError("the stream of a block's deflated index gaps does not end with its bytes")
     heads = np.frombuffer(plain, np.uint8, min(count, len(plain)))
     escaped = (heads == _ESCAPE).nonzero()[0]
     if len(plain) != count + _ESCAPE_BYTES * escaped.size:
         raise WireError(
-            f"deflated gaps: {len(plain)} bytes for {count} positions, {escaped.size} escaped"
+            f"the deflated index gaps of a block inflate to {len(plain)} bytes for {count} "
+            f"positions, {escaped.size} of them escaped, which do not match"
         )
     gaps = heads.astype(np.int64)
     if escaped.size:
@@ -149,7 +156,10 @@ def encode_uint32(indices: Int64) -> bytes:
 def decode_uint32(data: memoryview, count: int) -> Int64:
     """Return the positions that `encode_uint32` coded; the caller must check their order."""
     if len(data) != 4 * count:
-        raise WireError(f"{len(data)} bytes of uint32 positions for {count} values")
+        raise WireError(
+            f"a block has {len(data)} bytes of uint32 positions for {count} values; expected 4 "
+            "bytes for each value"
+        )
     return np.frombuffer(data, "<u4").astype(np.int64)
 
 
@@ -197,17 +207,20 @@ def _high_and_low(
 ) -> tuple[Int64, NDArray[Any]]:
     """Decode the high parts and the low parts of Rice-coded gaps; check the unary code."""
     if not 0 <= low_bits <= MAX_LOW_BITS:
-        raise WireError(f"{low_bits} low bits; expected 0 to {MAX_LOW_BITS}")
+        raise WireError(
+            f"the index coding of a block has {low_bits} low bits; expected 0 to {MAX_LOW_BITS}"
+        )
     unary_bytes = len(data) - -(-count * low_bits // 8)
     if not -(-count // 8) <= unary_bytes <= -(-(count + (size >> low_bits)) // 8):
         raise WireError(
-            f"{len(data)} index bytes cannot hold {count} positions below {size} "
+            f"the {len(data)} index bytes of a block cannot hold {count} positions below {size} "
             f"with {low_bits} low bits"
         )
     ones = _bits_of(data[:unary_bytes]).nonzero()[0]
     if ones.size != count or ones[-1] // 8 != unary_bytes - 1:
         raise WireError(
-            f"unary part: {ones.size} ones in {unary_bytes} bytes for {count} positions"
+            f"the unary part of a block's index bytes has {ones.size} ones in {unary_bytes} bytes "
+            f"for {count} positions; expected one for each position"
         )
     return ones - np.arange(count), _unpack(data[unary_bytes:], count, low_bits)
 

@@ -234,8 +234,8 @@ class BulkConnection:
         size = word & ~_IS_PIECE
         if size > MAX_MESSAGE_BYTES or (word & _IS_PIECE and not size):
             raise Malformed(
-                f"a frame of {size} bytes; a frame may have at most {MAX_MESSAGE_BYTES} bytes, "
-                "and a payload piece must have at least 1"
+                f"a frame of {size} bytes on a bulk connection is not valid; expected at most "
+                f"{MAX_MESSAGE_BYTES} bytes, and at least 1 byte in a piece of a payload"
             )
         begin = self._first + _HEADER.size
         if word & _IS_PIECE:

@@ -212,7 +212,10 @@ class Handshake:
 
     def _enter(self, state: HandshakeState) -> None:
         if state not in TRANSITIONS[self.state]:
-            raise RuntimeError(f"a handshake cannot change from {self.state} to {state}")
+            raise RuntimeError(
+                f"the handshake of a bulk connection cannot change from state {self.state} to "
+                f"{state}"
+            )
         self.state = state
 
 

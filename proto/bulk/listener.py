@@ -218,7 +218,10 @@ class BulkListener:
                 raise
         except (OSError, ValueError) as error:
             logging.warning(
-                "bulk connections are disabled: cannot open a port on %s: %s", self._address, error
+                "bulk connections (plain TCP for large messages) are disabled, because no port "
+                "can be opened on %s: %s",
+                self._address,
+                error,
             )
             self._stopped = True
             return
@@ -308,7 +311,9 @@ class BulkListener:
         for half in halves.late(now):
             if half.offer is not None and not half.offer.stream.lost:
                 reason = f"the handshake took longer than {HANDSHAKE_SECONDS:g} s"
-                logging.info("%s: bulk connection failed: %s", half.offer.stream.peer, reason)
+                logging.info(
+                    "client %s: its bulk connection failed: %s", half.offer.stream.peer, reason
+                )
             halves.end(half)
 
     def _advance(self, half: _Half, halves: _Halves) -> None:
@@ -335,7 +340,9 @@ class BulkListener:
         except (OSError, ValueError) as error:
             halves.end(half)
             if half.offer is not None:
-                logging.info("%s: bulk connection failed: %s", half.offer.stream.peer, error)
+                logging.info(
+                    "client %s: its bulk connection failed: %s", half.offer.stream.peer, error
+                )
 
     @staticmethod
     def _send(half: _Half, halves: _Halves) -> None:

@@ -143,7 +143,8 @@ class ClientSwitch:
         """Change the state of the client's stream by one event."""
         if (self.state, event) not in SWITCH_TRANSITIONS:
             raise RuntimeError(
-                f"event {event.name} is not allowed in the switch state {self.state.name}"
+                f"the event {event.name} is not allowed in state {self.state.name} of the switch "
+                "to a bulk connection"
             )
         self.state = SWITCH_TRANSITIONS[self.state, event]
 
@@ -264,8 +265,8 @@ def run_attempts(
                 if failure is BulkFailure.TURNED_AWAY and not is_reported:
                     is_reported = True
                     logging.info(
-                        "%s: bulk connection to port %d failed (%s); messages go over gRPC until "
-                        "another attempt succeeds",
+                        "%s: the bulk connection to port %d failed (%s); messages are sent over "
+                        "gRPC until another attempt succeeds",
                         *(address, port, error),
                     )
                 switch.on(SwitchEvent.ENDED if ended.wait(pause) else SwitchEvent.DUE)
@@ -278,7 +279,9 @@ def run_attempts(
             take(connection)
             switch.on(SwitchEvent.CONNECTED)
             if switch.attempt:
-                logging.info("%s: messages now go over the bulk port %d", address, port)
+                logging.info(
+                    "%s: messages are now sent over a bulk connection to port %d", address, port
+                )
     return switch.state
 
 

@@ -265,7 +265,9 @@ class EmulatedSocket:
                 if self._below.fileno() < 0:
                     return
                 if not self._warned:
-                    logging.warning("emulated link: the real socket drops datagrams: %s", error)
+                    logging.warning(
+                        "the real socket below an emulated link drops datagrams: %s", error
+                    )
                     self._warned = True
 
 

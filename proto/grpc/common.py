@@ -119,9 +119,9 @@ def check_bind(
     if protection.authenticated:
         if not protection.encrypted:
             logging.warning(
-                "listening on %s with a token but without TLS: clients without the token are "
-                "rejected, but anyone who can read the network traffic reads weights and updates; "
-                "TLS (--tls_cert) encrypts the traffic",
+                "this PS listens on %s with a token but without TLS: clients without the token "
+                "are rejected, but anyone who can read the network traffic reads weights and "
+                "updates; TLS (--tls_cert) encrypts the traffic",
                 address,
             )
         return
@@ -132,14 +132,14 @@ def check_bind(
     )
     if not insecure:
         raise ConfigurationError(
-            f"--{flag}={address} is reachable from other machines and the connection is {state}; "
-            "bind 127.0.0.1, give certificates (--tls_cert, --tls_key, --tls_ca) or a token "
+            f"--{flag}={address} is reachable from other machines, but the connection is {state}; "
+            "listen on 127.0.0.1, give certificates (--tls_cert, --tls_key, --tls_ca) or a token "
             "(--token_file), or add --insecure if every machine that can reach this address is "
             "trusted"
         )
     logging.warning(
-        "listening on %s with --insecure, %s; anyone who reaches this address can read and change "
-        "the model",
+        "this PS listens on %s with --insecure, %s; anyone who reaches this address can read and "
+        "change the model",
         address,
         state,
     )

@@ -58,7 +58,9 @@ def _explain(error: grpc.RpcError, address: str, timeout_seconds: float) -> str:
         return f"no answer within {timeout_seconds:g} s; set a longer --seconds, or check the PS."
     if code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND):
         return "the server there is not a Thinwire node: it has no health service."
-    return f"nothing answers at {address}; is the PS running, and is this its address?"
+    return (
+        f"nothing answers at {address}; check that the PS is running, and that the address is right"
+    )
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # has no annotations
@@ -103,7 +105,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ha
         if not self._free_watchers.acquire(blocking=False):
             context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "too many watchers; call Check instead",
+                "the health service has too many streams of Watch; call Check instead",
             )
         try:
             yield from self._changes(context)

@@ -310,7 +310,7 @@ class ClientSession:
         except ValueError as error:
             self.close()
             raise ConfigurationError(
-                f"this script's model cannot be offered to {self.address}: {error}. Set a larger "
+                f"this script's model cannot be sent to {self.address}: {error}. Set a larger "
                 "--nb_ps, or start the servers with a model (thinwire.init_server)."
             ) from error
         self._stream.send(parts, counted=False)
@@ -466,7 +466,7 @@ class Dialler:
                     logging.info("found %s", self._name)
                 return accepted
             except OfferAccepted:
-                logging.info("%s accepted the model that this worker offered", self._name)
+                logging.info("%s accepted the model that this worker sent", self._name)
                 deadline = time.monotonic() + patience_seconds
                 continue
             except (Unreachable, StreamLost, RequestRejected) as error:
@@ -484,7 +484,10 @@ class Dialler:
                     raise
                 if not pauses.num_pauses:
                     logging.info(
-                        "looking for %s, for up to %g s: %s", self._name, patience_seconds, error
+                        "trying to connect to %s for up to %g s: %s",
+                        self._name,
+                        patience_seconds,
+                        error,
                     )
                 pause = pauses.next_seconds(jitter())
                 if self._closing.is_set() or time.monotonic() + pause >= deadline:

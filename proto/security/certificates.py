@@ -171,8 +171,8 @@ def _authority_in(folder: pathlib.Path, days: float) -> tuple[IssuedCertificate,
         return issuer, _write(folder, "ca", issuer)
     if not (certificate.exists() and key.exists()):
         raise ConfigurationError(
-            f"--out={folder} holds one of ca.crt and ca.key; expected both, or neither for a new "
-            "authority."
+            f"--out={folder} contains only one of the files ca.crt and ca.key; expected both "
+            "files, or neither for a new certificate authority."
         )
     try:
         private: Any = forms.load_pem_private_key(key.read_bytes(), password=None)
@@ -180,7 +180,8 @@ def _authority_in(folder: pathlib.Path, days: float) -> tuple[IssuedCertificate,
     except (ValueError, TypeError) as error:  # an encrypted key file raises TypeError
         raise ConfigurationError(
             f"--out={folder}: ca.crt and ca.key are no certificate and unencrypted private key in "
-            "PEM form; give the folder of an authority that this command made, or an empty folder."
+            "PEM form; give the folder of a certificate authority that this command created, or "
+            "an empty folder."
         ) from error
     return IssuedCertificate(public, private), []
 
@@ -291,8 +292,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hosts = [host.strip() for host in options.hosts.split(",") if host.strip()]
     if not hosts or options.shards < 1 or options.workers < 1:
         parser.error("--hosts must not be empty, and --shards and --workers must be at least 1")
-    if not 0 < options.days <= _MOST_DAYS:  # this comparison is False for NaN, too
-        parser.error(f"--days={options.days:g}: expected more than 0 and at most {_MOST_DAYS}")
+    if not 0 < options.days <= _MOST_DAYS:  # the comparison is False for NaN, too
+        parser.error(f"--days={options.days:g}: expected more than 0 and at most {_MOST_DAYS} days")
     try:
         written = make(options.out, holders(hosts, options.shards, options.workers), options.days)
     except ConfigurationError as error:

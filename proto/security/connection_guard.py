@@ -89,7 +89,10 @@ class MessageRate:
         """
         now = time.monotonic()
         if self._bucket.wait_seconds(now) > 0:
-            return f"more than {self._limits.messages_per_second:g} messages a second."
+            return (
+                f"the client sent more than {self._limits.messages_per_second:g} messages per "
+                "second."
+            )
         self._bucket.take(now, 1.0)
         return None
 
@@ -184,7 +187,9 @@ class ConnectionGuard:
             self.record_refusal(full[0], stream.peer, full[1])
             return full[1]
         for other in lost:
-            self.record_refusal("crowded", other.peer, "no Hello before newer streams came")
+            self.record_refusal(
+                "crowded", other.peer, "the client sent no Hello before newer streams were opened"
+            )
             other.close()
         return None
 
@@ -217,7 +222,9 @@ class ConnectionGuard:
         with self._lock:
             late = self._waiting.overdue(now - seconds) + self._strangers.overdue(now - seconds)
         for stream in late:
-            self.record_refusal("silent", stream.peer, f"no Hello within {seconds:g} s")
+            self.record_refusal(
+                "silent", stream.peer, f"the client sent no Hello within {seconds:g} s"
+            )
             stream.close()
 
     def _full(self, address: str) -> tuple[str, str] | None:
@@ -261,6 +268,5 @@ class ConnectionGuard:
                 return
             self._logged[reason] = now, count
         more = f" (and {count - logged - 1} like it before)" if count - logged > 1 else ""
-        #: The refusal's `text` may quote unprintable bytes of the client.
-        shown = printable(text, _LONGEST_TEXT)
-        logging.warning("refused %s, %s: %s%s", peer, reason, shown, more)
+        shown = printable(text, _LONGEST_TEXT)  # `text` may quote unprintable bytes of the client
+        logging.warning("refused the client %s for the reason %s: %s%s", peer, reason, shown, more)

@@ -59,8 +59,8 @@ def most_connections(streams: int | None) -> int:
     possible = raise_descriptor_limit() - _num_descriptors() - _RESERVED_DESCRIPTORS
     if streams is not None and streams > possible:
         logging.warning(
-            "this process may open %d more files, but %d streams may come: raise the limit "
-            "(ulimit -n %d)",
+            "this process may open only %d more files, but up to %d streams of clients may open: "
+            "raise the limit (ulimit -n %d)",
             possible,
             streams,
             streams + MOST_PENDING + _RESERVED_DESCRIPTORS,

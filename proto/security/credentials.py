@@ -400,17 +400,19 @@ def read(
 def _check_together(files: CredentialFiles, serves: bool) -> None:
     if bool(files.certificate) != bool(files.key):
         raise ConfigurationError(
-            f"--tls_cert={files.certificate} and --tls_key={files.key}: expected both, or neither."
+            f"--tls_cert={files.certificate} and --tls_key={files.key}: expected both flags, or "
+            "neither."
         )
     if serves and files.authority and not files.certificate:
         raise ConfigurationError(
             f"--tls_ca={files.authority} without --tls_cert and --tls_key: a PS needs a "
-            "certificate to accept TLS connections; give both, or omit --tls_ca."
+            "certificate to accept TLS connections; give both flags, or omit --tls_ca."
         )
     if not serves and files.certificate and not files.authority:
         raise ConfigurationError(
-            f"--tls_cert={files.certificate} without --tls_ca: this node dials other nodes and "
-            "must know which certificates to trust; set --tls_ca to the authority's certificate."
+            f"--tls_cert={files.certificate} without --tls_ca: this node connects to other nodes "
+            "and must know which certificates to trust; set --tls_ca to the authority's "
+            "certificate."
         )
 
 
@@ -433,7 +435,9 @@ def _warn_if_others_read(path: str, flag: str) -> None:
     """Warn about a credential file with a secret that other users can read."""
     with contextlib.suppress(OSError):
         if stat.S_IMODE(pathlib.Path(path).stat().st_mode) & 0o077:
-            logging.warning("--%s=%s can be read by other users; chmod 600 it", flag, path)
+            logging.warning(
+                "the file --%s=%s can be read by other users; run chmod 600 on the file", flag, path
+            )
 
 
 def _pem(path: str | None, flag: str, kind: str, secret: bool = False) -> bytes:
@@ -459,8 +463,8 @@ def _check_pem(content: bytes, where: str, kind: str) -> None:
     """
     if b"-----BEGIN" not in content or f"{kind}-----".encode() not in content:
         raise ConfigurationError(
-            f"{where} holds no {kind.lower()} in PEM form; expected a text with "
-            f"-----BEGIN {kind}-----."
+            f"{where} contains no {kind.lower()} in PEM form; expected a text with -----BEGIN "
+            f"{kind}-----."
         )
 
 
@@ -513,7 +517,7 @@ def _check_certificate(
     is_other = part is not None and part not in named
     if is_other and (not serves or any(is_part(name) for name in named)):
         raise ConfigurationError(
-            f"{where} names {', '.join(named) or 'no part in a run'}, and this node is {part}; "
+            f"{where} names {', '.join(named) or 'no part in a run'}, but this node is {part}; "
             "give the node its own certificate ({node} in the path is replaced by its name)."
         )
     if found.authority:

@@ -341,7 +341,8 @@ class UdpSender:
         if self._segmentation and piece.count > 1:
             self._segmentation = False
             logging.warning(
-                "the kernel cannot split buffers on this path; sending datagrams one by one"
+                "the kernel cannot split buffers into datagrams on this network path; sending "
+                "each datagram separately"
             )
         return num_sent, None
 
@@ -382,7 +383,8 @@ class UdpSender:
             return
         self._mtu = self._sending.mtu // 2
         logging.warning(
-            "the path does not carry datagrams of %d bytes; the next steps use %d bytes",
+            "the network path does not carry datagrams of %d bytes; the next steps send datagrams "
+            "of %d bytes",
             size,
             self._mtu,
         )
@@ -391,6 +393,7 @@ class UdpSender:
         if not self._warned:
             self._warned = True
             logging.warning(
-                "dropping unsent datagrams: %s; further drops are counted but not logged",
+                "datagrams could not be sent and are dropped: %s; further dropped datagrams are "
+                "counted but not logged",
                 error.strerror or error,
             )

@@ -55,9 +55,12 @@ def tos(scheme: str, channel: int, channels: int) -> int | None:
     [160, 96, 32, 0]
     """
     if scheme not in SCHEMES:
-        raise ValueError(f"scheme {scheme!r} is none of {', '.join(SCHEMES)}")
+        raise ValueError(f"the DSCP scheme {scheme!r} is none of {', '.join(SCHEMES)}")
     if not 0 <= channel <= channels <= _MOST_CHANNELS:
-        raise ValueError(f"channel {channel} of {channels}: 0 <= channel <= channels <= 7 expected")
+        raise ValueError(
+            f"the datagram channel is {channel} of {channels} channels; expected 0 <= channel <= "
+            "channels <= 7"
+        )
     if scheme == "off":
         return None
     if scheme == "cs":
@@ -116,7 +119,7 @@ def _resolve(host: str, port: int, flags: int = 0) -> tuple[socket.AddressFamily
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=flags)
     except socket.gaierror as error:
         raise ConfigurationError(
-            f"host {host!r} has no known address ({error.strerror}); is --ip_PS right?"
+            f"the host {host!r} has no known address ({error.strerror}); correct --ip_PS"
         ) from error
     family, _, _, _, address = addresses[0]
     return family, address
@@ -158,7 +161,8 @@ def bind(address: str, count: int) -> list[socket.socket]:
     if sockets:
         granted = sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
         logging.info(
-            "%d datagram sockets at %s; receive buffer: %.1f MiB each granted, %d requested%s",
+            "opened %d datagram sockets at %s; the receive buffer of each socket has %.1f MiB, %d "
+            "MiB were requested%s",
             count,
             address,
             granted / 2**20,

@@ -96,8 +96,8 @@ class WorkerAverages:
             return
         if len(state["mean"]) != self.size:
             raise ConfigurationError(
-                f"the checkpoint averages {len(state['mean'])} values in addition to the weights, "
-                f"but this model and method average {self.size}; give the run another --run_dir, "
-                "or --overwrite."
+                f"the checkpoint averages {len(state['mean'])} values (such as BatchNorm "
+                "statistics) in addition to the weights, but this model and method average "
+                f"{self.size} values; give the run another --run_dir, or --overwrite."
             )
         self._mean = state["mean"]

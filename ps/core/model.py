@@ -377,8 +377,8 @@ class ShardModel:
             ValueError: The workers of this training method send updates, not whole weights.
         """
         raise ValueError(
-            f"a push holds {len(update.values)} whole weights and no update; only a method whose "
-            "workers step among themselves sends whole weights"
+            f"a push has {len(update.values)} whole weights instead of an update; only a method "
+            "whose workers sum updates among themselves (--collective) sends whole weights"
         )
 
     def sharing_key(self, request: ModelRequest) -> Hashable:

@@ -40,7 +40,10 @@ class UpdateGuard:
             largest = max(peak(part.values) for part in parts)
         limit, source = self._policy.peak_limit(self._sizes)
         if largest > limit:
-            return f"its largest magnitude {largest:.4g} is above {limit:.4g} ({source})"
+            return (
+                f"the largest magnitude of the update, {largest:.4g}, is above {limit:.4g} "
+                f"({source})"
+            )
         self._sizes = self._policy.record_peak(largest, self._sizes)
         return None
 
@@ -50,7 +53,7 @@ class UpdateGuard:
         norm = norm_of(push.update.values)
         limit, source = self._policy.limit(self._sizes)
         if norm > limit:
-            return f"its norm {norm:.4g} is above {limit:.4g} ({source})"
+            return f"the norm of the update, {norm:.4g}, is above {limit:.4g} ({source})"
         self._waiting[push.worker] = norm
         return None
 

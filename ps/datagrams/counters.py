@@ -88,8 +88,9 @@ def log_step(worker: int, assembled: ReassembledStep, counters: ReassemblyCounte
     """Log the datagram counts of one completed step of a worker (--dgt_info)."""
     dropped = _nonzero(counters.dropped)
     logging.info(
-        "worker %d, step %d: fresh %.3f, fill %.3f, %d of %d datagrams in time, %d late ones used "
-        "(%.2f steps late); dropped so far: %s",
+        "worker %d, step %d: fraction of blocks that arrived in time %.3f, with late blocks %.3f; "
+        "%d of %d datagrams arrived in time, %d late datagrams were used (on average %.2f steps "
+        "late); datagrams dropped since the start: %s",
         worker,
         assembled.step,
         assembled.fresh,

@@ -74,14 +74,17 @@ class DatagramPort:
         if transport.dgt_transport == "grpc":
             if self._router.needs_datagrams_first:
                 logging.warning(
-                    "--dgt_transport=grpc sends unreliable blocks behind each push, and with "
-                    "--dgt_reception=drop and --dgt_wait_ms=0 none of these blocks is used; "
+                    "--dgt_transport=grpc sends unreliable blocks after each push, but with "
+                    "--dgt_reception=drop and --dgt_wait_ms=0 a shard uses none of these blocks; "
                     "increase --dgt_wait_ms."
                 )
             return
         self._udp = UdpReceiver(bind, self._router.channels, self)
         self._udp.start()
-        logging.info("datagrams: UDP ports %s", ", ".join(map(str, self._udp.ports)))
+        logging.info(
+            "this shard receives datagrams on the UDP ports %s",
+            ", ".join(map(str, self._udp.ports)),
+        )
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -112,7 +115,8 @@ class DatagramPort:
         if udp is None or udp.failure is None:
             return
         logging.error(
-            "the UDP sockets failed (%r): closing them; workers will send datagrams in the stream",
+            "the shard's UDP sockets failed (%r): closing the sockets; workers will send "
+            "datagrams in their gRPC streams",
             udp.failure,
         )
         udp.close()

@@ -80,7 +80,10 @@ class DatagramReceiver:
     ) -> None:
         rules = router.reassembly_rules
         if rules is None:
-            raise ValueError(f"{router} sends no datagrams that could be received")
+            raise ValueError(
+                f"the router {router} sends no datagrams, so a shard cannot receive datagrams "
+                "from it"
+            )
         self._decoder = decoder
         self._deliver, self._refuse, self._wake = deliver, refuse, wake
         self._losses: InjectedLoss | None = None

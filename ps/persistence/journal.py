@@ -211,7 +211,7 @@ class Journal:
 
     def _write(self, pieces: list[Any]) -> None:
         if self._file is None:
-            raise ValueError("the journal is closed")
+            raise ValueError("the shard's journal of accepted events is closed")
         size = 0
         try:
             for piece in pieces:
@@ -285,8 +285,8 @@ class HighWaterLog:
             self._failed = True
             path = self._folder / _MARK_NAME
             logging.error(
-                "cannot write %s: %s. If this PS dies, only the lost updates that a worker has "
-                "received are counted.",
+                "cannot write the file %s: %s. If this PS dies, the run only counts those lost "
+                "updates that a worker has received.",
                 path,
                 error.strerror or error,
             )

@@ -144,8 +144,10 @@ class EventCoder:
         except _DECODING_ERRORS as error:
             raise DamagedRecord(f"{type(error).__name__}: {error}") from error
         except (DecodeError, Malformed, NonFinite) as error:
-            raise DamagedRecord(f"the record holds no push of this shard: {error}") from error
-        raise DamagedRecord(f"the record is of kind {kind}; expected an event")
+            raise DamagedRecord(
+                f"the journal record contains no push for this shard: {error}"
+            ) from error
+        raise DamagedRecord(f"the journal record is of kind {kind}; expected an event")
 
     def _push(self, content: memoryview) -> events.Push:
         worker, num_bytes, head_bytes = _PUSH.unpack_from(content)
@@ -158,7 +160,9 @@ class EventCoder:
 def _event(content: Any) -> events.Event:
     event = from_plain(content)
     if not isinstance(event, events.Event):
-        raise TypeError(f"the record holds a {type(event).__name__}; expected an event")
+        raise TypeError(
+            f"the journal record has an object of type {type(event).__name__}; expected an event"
+        )
     return event
 
 
@@ -186,9 +190,9 @@ def content_of_head(body: memoryview) -> dict[str, Any]:
         _, kind = _BODY.unpack_from(body)
         content = json.loads(bytes(body[_BODY.size :]))
     except (struct.error, ValueError, RecursionError) as error:
-        raise DamagedRecord(f"the first record is no head: {error}") from error
+        raise DamagedRecord(f"the first record of the journal is no head: {error}") from error
     if kind != _HEAD or not isinstance(content, dict):
-        raise DamagedRecord(f"the first record is of kind {kind}; expected a head")
+        raise DamagedRecord(f"the first record of the journal is of kind {kind}; expected a head")
     return content
 
 
@@ -203,16 +207,20 @@ def bodies(data: memoryview) -> Iterator[tuple[int, memoryview]]:
     while at < len(data):
         if at + _FRAME.size > len(data):
             raise TruncatedRecord(
-                f"the last record is cut short: the file holds {len(data) - at} bytes of it"
+                f"the last record of the journal is cut short: the file has {len(data) - at} "
+                "bytes of the record"
             )
         length, checksum = _FRAME.unpack_from(data, at)
         body = data[at + _FRAME.size : at + _FRAME.size + length]
         if len(body) < length:
             raise TruncatedRecord(
-                f"the last record is cut short: the file holds {len(body)} of its {length} bytes"
+                f"the last record of the journal is cut short: the file has {len(body)} of the "
+                f"record's {length} bytes"
             )
         if length < _BODY.size or zlib.crc32(body, zlib.crc32(data[at : at + 4])) != checksum:
-            raise DamagedRecord("a record's checksum does not match its bytes")
+            raise DamagedRecord(
+                "the checksum of a journal record does not match the record's bytes"
+            )
         at += _FRAME.size + length
         yield at, body
 

@@ -184,7 +184,7 @@ def _head(folder: pathlib.Path, number: int) -> _FileHeader:
         raise DamagedRecord(f"the head claims {claimed} bytes, which is too large")
     for _, body in journal_format.bodies(data):
         return _FileHeader.of(body)
-    raise TruncatedRecord("the file has no head")
+    raise TruncatedRecord("the journal file has no head")
 
 
 def replay(

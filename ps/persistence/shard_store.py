@@ -109,7 +109,9 @@ class Saver:
                 self._on_fenced(error)
             except Exception as error:  # noqa: BLE001 - flush() raises it
                 self.failure = error
-                logging.error("cannot write the checkpoint of version %d: %s", version, error)
+                logging.error(
+                    "cannot write the shard's checkpoint of model version %d: %s", version, error
+                )
 
     def _take(self) -> tuple[int, State] | None:
         """Return the snapshot to write next; None if no snapshot waits, which ends the thread."""
@@ -360,16 +362,21 @@ class SavedShard:
             return None
         if self._found.get("journals_of") != self._journals_of():
             logging.warning(
-                "the journal behind the newest checkpoint lies on another machine: its updates are "
-                "lost, and this shard continues from the checkpoint"
+                "the journal of events after the newest checkpoint is on another machine: the "
+                "updates in this journal are lost, and the shard continues from the checkpoint"
             )
             return None
         saved = self._found
         replayed = replay(self.folder, saved["core"], saved["soft"], saved["journal"], make, coder)
         saved["core"], self._replayed = replayed.core, replayed
-        logging.info("the journal restored %d events", replayed.num_records)
+        logging.info(
+            "the shard's journal restored %d events after the newest checkpoint",
+            replayed.num_records,
+        )
         if replayed.damage:
-            logging.warning("the journal was cut: %s", replayed.damage)
+            logging.warning(
+                "the end of the shard's journal is damaged and was cut off: %s", replayed.damage
+            )
         return replayed
 
     def open(self) -> None:
@@ -395,7 +402,7 @@ class SavedShard:
         try:
             journal.remove_before(self.folder, min(needed, default=1 << 62))
         except OSError as error:
-            logging.warning("cannot remove an old journal: %s", error)
+            logging.warning("cannot delete an old journal of this shard: %s", error)
 
     def put(
         self,
@@ -456,7 +463,7 @@ class SavedShard:
                 remedy = "make that storage reachable and writable"
             raise ConfigurationError(
                 f"cannot write a checkpoint into {self.where}: {error.strerror or error}. The "
-                f"checkpoints before it are intact: {remedy}, and start the same command again."
+                f"earlier checkpoints are intact: {remedy}, and start the same command again."
             ) from error
 
     def ended_models(self) -> CheckpointStore:
@@ -531,9 +538,9 @@ class SavedShard:
         if (saved_format := state.get("format", 1)) != FORMAT:
             flag, place = self._place
             raise ConfigurationError(
-                f"--{flag}={place} holds checkpoints of format {saved_format}, and this version "
-                f"of Thinwire reads format {FORMAT}: continue with the version "
-                f"that wrote them, or give this run another --{flag}, or --overwrite the old run."
+                f"--{flag}={place} contains checkpoints of format {saved_format}, but this "
+                f"version of Thinwire reads format {FORMAT}. Continue with the version that wrote "
+                f"the checkpoints, or give this run another --{flag}, or --overwrite the old run."
             )
         return state
 

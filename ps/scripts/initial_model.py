@@ -103,9 +103,9 @@ def _method_of(run: Run, offer: Offer) -> Method:
     if offer.optimizers and not server.awaits_offer:
         name = offer.optimizers[0].optimizer.name
         raise ConfigurationError(
-            f"the offer names the optimizer {name}, but this run's PS "
-            f"steps with --server_optimizer={server.optimizer}; give all nodes the same --method "
-            "and --server_optimizer."
+            f"the script's optimizer is {name}, but the PS of this run has "
+            f"--server_optimizer={server.optimizer}; give all nodes the same --method and "
+            "--server_optimizer."
         )
     return adopt(run.method, offer)
 
@@ -122,8 +122,8 @@ def offered_bytes(run: Run, id_ps: int, offer: Offer) -> int:
     num_bytes = 4 * (layout.size + num_statistics + num_slots)
     if not layout.size or num_bytes > _MOST_SHARD_BYTES:
         raise ConfigurationError(
-            f"PS {id_ps} would hold {num_bytes:,} bytes of the offered model; expected 4 to "
-            f"{_MOST_SHARD_BYTES:,}. Set another --nb_ps."
+            f"PS shard {id_ps} would store {num_bytes:,} bytes of the script's model; expected 4 "
+            f"to {_MOST_SHARD_BYTES:,} bytes. Set another --nb_ps."
         )
     return num_bytes
 
@@ -160,8 +160,8 @@ def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | Non
         method = dataclasses.replace(method, server=method.server.starting_at(initial))
     if bool(offer.statistics) and not run.method.bn_sync:
         raise ConfigurationError(
-            f"the offer has {offer.statistics} moving statistics but this run averages none; give "
-            "all nodes the same --bn_sync."
+            f"the script's model has {offer.statistics} values of moving statistics (BatchNorm), "
+            "but the PS of this run averages no statistics; give all nodes the same --bn_sync."
         )
     if run.epochs is not None and not offer.num_examples:
         raise ConfigurationError(
@@ -201,6 +201,7 @@ def _check_finite(values: Float32) -> None:
     for start in range(0, len(values), 1 << 20):
         if not np.isfinite(values[start : start + (1 << 20)]).all():
             raise ConfigurationError(
-                "the offered weights hold NaN or infinity; expected finite numbers. Look at the "
-                "model's initializers, or at the file that its weights are loaded from."
+                "the initial weights of the script's model contain NaN or infinity; expected "
+                "finite numbers. Look at the model's initializers, or at the file that its "
+                "weights are loaded from."
             )

@@ -169,8 +169,8 @@ class OfferStage:
         run, flags = self.run, self.own
         dscp = dscp_of(run.method.router, run.transport.dgt_dscp)
         self.listening = serve(flags.bind, flags.port, self.read, dscp=dscp, guard=self.guard)
-        logging.info("PS %d listens on %s:%d", flags.id_ps, flags.bind, self.listening.port)
-        logging.info("waiting for a worker that offers the model")
+        logging.info("PS shard %d listens on %s:%d", flags.id_ps, flags.bind, self.listening.port)
+        logging.info("waiting for a worker that sends the model of its script")
         self._begin_looking()
 
     def _begin_looking(self) -> None:
@@ -257,7 +257,10 @@ class OfferStage:
             return
         is_late = now - offering.progress_at > max(_SILENCE_SECONDS, self.run.lease_seconds)
         if is_late and not self._is_taken:
-            text = f"worker {offering.worker} must offer the model but sent nothing for too long"
+            text = (
+                f"worker {offering.worker} must send the model of its script but sent nothing for "
+                "too long"
+            )
             self.guard.record_refusal("silent", offering.stream.peer, text)
             offering.stream.close()
             self.forget(offering.stream)
@@ -350,11 +353,14 @@ class OfferStage:
 
     def _why_not_yet(self) -> str:
         if self._has_model:
-            return "this PS has its model now; try again."
+            return "this PS has received its model now; try again."
         offering = self._offering
         if offering is not None:
-            return f"this PS takes the model of worker {offering.worker}; try again."
-        return "this PS has no model yet and waits for a worker that offers one; try again."
+            return f"this PS receives the model from worker {offering.worker}; try again."
+        return (
+            "this PS has no model yet and waits for a worker that sends the model of its script; "
+            "try again."
+        )
 
     def _look_for_leader(self) -> None:
         """Wait for shard 0's digest of its initial weights; then let workers offer a model."""
@@ -363,7 +369,9 @@ class OfferStage:
         except Exception as error:  # noqa: BLE001 - the main thread raises the error
             self._came.put(error)
             if self.phase and not self._closing.is_set():
-                logging.error("this shard gets no model of phase %d: %s", self.phase, error)
+                logging.error(
+                    "this shard receives no model for phase %d of the run: %s", self.phase, error
+                )
             return
         with self._lock:
             self._leader = leader
@@ -451,7 +459,9 @@ class OfferReader:
         message, payload = complete
         body = message.WhichOneof("body")
         if body != self._expects:
-            raise Malformed(f"a {body} where {self._expects or 'nothing'} is expected")
+            raise Malformed(
+                f"a client sent the message {body}; expected {self._expects or 'nothing'}"
+            )
         if body == "hello":
             self._hello(message.hello)
             return
@@ -493,16 +503,20 @@ class OfferReader:
         if (full := guard.hello_received(self.stream)) is not None:
             self._reject(full[0], (pb.REASON_FULL, full[1]))
         if hello.role == pb.ROLE_SUPERVISOR and hello.halts:
-            logging.info("%s ends this run, which has no model yet", self.stream.peer)
-            _refuse(self.stream, pb.REASON_ENDS, "this PS had no model yet, and ends.")
+            logging.info("the client %s ends this run, which has no model yet", self.stream.peer)
+            _refuse(self.stream, pb.REASON_ENDS, "this PS has not received a model yet, and ends.")
             stage.interrupt()
             raise _SentAway
         self._expects, self.worker, self._program = "", hello.id, program_of(hello)
         self.progress_at = stage.clock()
         if is_worker and stage.claim(self):
-            logging.info("worker %d is to offer the model", hello.id)
+            logging.info("this shard requests the script's model from worker %d", hello.id)
             self._expects = "offer"
-            _refuse(self.stream, pb.REASON_NO_MODEL, "this PS has no model yet; offer it.")
+            _refuse(
+                self.stream,
+                pb.REASON_NO_MODEL,
+                "this PS has no model yet; send the model of your script.",
+            )
         # a Supervisor with num_shards 0 only reads the run's status
         elif not hello.num_shards or not stage.hold(self.stream):
             stage.send_away(self.stream, _RETRY_SECONDS if hello.num_shards else 0.0)
@@ -529,7 +543,7 @@ class OfferReader:
                 payload, is invalid.
         """
         if self._expects != "offer" or message.WhichOneof("body") != "offer":
-            raise Malformed("a payload where no payload is expected")
+            raise Malformed("a message has a payload, but no payload is expected")
         stage, announced = self._stage, message.offer
         try:
             self._offer = read_offer(announced.document, stage.own.max_model_bytes)
@@ -542,8 +556,8 @@ class OfferReader:
         if expected > most:
             raise OfferRefused(
                 f"the offer has {expected:,} bytes of weights, statistics and slots for this PS; "
-                f"expected at most {most:,}. Give the PS a larger --max_model_bytes if that is "
-                "right."
+                f"expected at most {most:,} bytes. Give the PS a larger --max_model_bytes if this "
+                "size is intended."
             )
         stage.check_digest(self._offer)
         if announced.payload_bytes != expected:

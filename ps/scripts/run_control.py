@@ -149,7 +149,9 @@ class RunControl:
     def stop_fit(self, connection: Connection, fit: int, epochs: int) -> None:
         """Record that a script ends the current call of fit early for all scripts."""
         if self._is_current(connection):
-            logging.info("worker %d stops fit %d", connection.id, fit)
+            logging.info(
+                "the script of worker %d stops its call %d of fit early", connection.id, fit
+            )
             self._meetings.end_fit(fit, epochs)
             self._perform(self._barriers.stop_fit(connection.id, fit, epochs, self._clock()))
 
@@ -278,7 +280,7 @@ class RunControl:
                     self._send(outcome.worker, epoch_meeting=outcome.meeting)
                 case FitEndsEarly():
                     logging.info(
-                        "worker %d ends fit %d after %d epochs",
+                        "the script of worker %d ends its call %d of fit after %d epochs",
                         *(outcome.worker, outcome.fit, outcome.epochs),
                     )
                     stop = self._barriers.stop_fit
@@ -300,7 +302,9 @@ class RunControl:
                     self._send(outcome.worker, chief=pb.Chief(worker=outcome.chief))
                 case ScriptsEnd():
                     if outcome.message:
-                        logging.info("the run ends (%s): %s", outcome.cause, outcome.message)
+                        logging.info(
+                            "the run ends with the cause %s: %s", outcome.cause, outcome.message
+                        )
                     self._put(events.Stop(outcome.cause))
 
     def _send(self, worker: int, **body: Any) -> None:

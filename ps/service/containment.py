@@ -99,8 +99,8 @@ class Containment:
             if kind not in self._logged:
                 self._logged.add(kind)
                 logging.error(
-                    "cannot do this for %s: %s. The run continues without it. This is a bug of "
-                    "Thinwire: please report it with the following traceback.\n%s",
+                    "serving a request of %s failed: %s. The run continues without this request. "
+                    "This is a bug of Thinwire: please report it with the following traceback.\n%s",
                     *(peer, what, printable_traceback(error)),
                 )
             self._guard().record_refusal(INTERNAL, peer, f"{what}: {type(error).__name__}")

@@ -86,8 +86,8 @@ def find_model(run: Run, mine: Identity, closing: threading.Event) -> LeaderMode
     digest = document.get(WEIGHTS_DIGEST)
     if digest is None:
         raise ConfigurationError(
-            f"shard 0 at {address} has its model from its flags; give all shards the same "
-            "--model_from."
+            f"shard 0 at {address} has its model from its flags, but this shard expects a "
+            "worker's model; give all shards the same --model_from."
         )
     return LeaderModel(welcome.run_id, str(digest))
 
@@ -213,7 +213,7 @@ class LeaderClient:
                 if self._closing.is_set() or self.halted:
                     return
                 if not self._comes_again:
-                    logging.warning("lost shard 0: %s", error)
+                    logging.warning("this shard lost its connection to shard 0: %s", error)
                 self._comes_again = False
                 if not self._return(reconnect_seconds):
                     return

@@ -440,7 +440,7 @@ class ShardServer:
             connection.send(self._welcome_message(connection, action))
 
         self.contained.serve(ClientRequest(connection, "a Hello", welcome))
-        logging.info("worker %d joined (%s)", action.worker, connection.stream.peer)
+        logging.info("worker %d joined the run (%s)", action.worker, connection.stream.peer)
 
     def _welcome_message(
         self, connection: Connection, action: events.Welcome | None = None
@@ -506,21 +506,24 @@ class ShardServer:
             # epochs of the batch.
             self.queue.put(self.datagrams.end_sessions)
         if self.core.stop_reason is None and epoch.number != self._num_epochs:
-            logging.info("epoch %d: live workers %s", epoch.number, list(epoch.live))
-        # An action that only adds random draws of workers repeats the epoch's number.
-        self._num_epochs = epoch.number
+            logging.info(
+                "membership epoch %d: the live workers are %s", epoch.number, list(epoch.live)
+            )
+        self._num_epochs = epoch.number  # an action that only adds draws repeats the epoch's number
         if epoch.draws and self.on_draws is not None:
             self.on_draws(epoch.draws)
         self.observers.send_epoch(encode_epoch(epoch, self.core.groups))
 
     def _report_unreachable(self, action: events.WorkersUnreachable) -> None:
         workers = [member.worker for member in action.members]
-        logging.info("no message for %g s from workers %s", self.lease_seconds, workers)
+        logging.info(
+            "no message has arrived for %g s from the workers %s", self.lease_seconds, workers
+        )
         if self.on_unreachable is not None:
             self.on_unreachable(action)
 
     def _groups_changed(self, action: events.GroupsChanged) -> None:
-        logging.info("groups by speed: %s", format_groups(action.groups))
+        logging.info("new worker groups by speed: %s", format_groups(action.groups))
         if warning := uneven(action.groups):
             logging.warning("%s", warning)
         if self.on_groups is not None:
@@ -535,7 +538,7 @@ class ShardServer:
         return pb.Halt(cause=reason, message=self.scripts.why(reason)) if reason else None
 
     def _ended(self, action: events.RunEnded) -> None:
-        logging.info("run ended at version %d: %s", self.core.version, action.reason)
+        logging.info("the run ended at model version %d: %s", self.core.version, action.reason)
         self._publish_status()
         for connection in self.connections.everyone():
             connection.send(pb.ToClient(halt=self._halt()))

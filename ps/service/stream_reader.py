@@ -275,7 +275,7 @@ class StreamReader:
             raise Malformed(f"{body} before hello")
         handler = self._handlers.get((connection.role if connection else 0, body))
         if handler is None:
-            raise Malformed(f"a {body} message is not allowed here")
+            raise Malformed(f"a {body} message is not allowed from a client of this role")
         content: Any = getattr(message, str(body))
         num_decoded = handler(self, content, payload) or 0
         is_request = body in REQUESTS and not getattr(content, "more", False)
@@ -407,7 +407,9 @@ class StreamReader:
     def _datagrams(self, datagrams: pb.Datagrams, payload: memoryview) -> None:
         port = self.server.datagrams
         if port is None or not datagrams.size:
-            raise Malformed("datagrams in a run without datagrams, or of size 0")
+            raise Malformed(
+                "a client sent datagrams in a run without datagrams, or datagrams of size 0"
+            )
         port.receiver.receive_from_stream(memoryview(datagrams.data), datagrams.size)
 
     def _query(self, query: pb.Query, payload: memoryview) -> None:
@@ -430,7 +432,9 @@ class StreamReader:
     def _leave(self, leave: pb.Leave, payload: memoryview) -> None:
         worker = self._worker
         if len(leave.cause) > _LONGEST_CAUSE:
-            raise Malformed(f"a cause of {len(leave.cause)} characters; expected a word")
+            raise Malformed(
+                f"a worker leaves with a cause of {len(leave.cause)} characters; expected one word"
+            )
         worker.left = True
         self.server.queue.put(events.Leave(worker.id, worker.incarnation, leave.cause))
 
@@ -440,7 +444,9 @@ class StreamReader:
     def _report(self, report: pb.Report, payload: memoryview) -> None:
         """Store the counters that a node reports; the run's status and summary contain them."""
         if len(report.document.encode()) > MAX_DOCUMENT_BYTES:
-            raise Malformed(f"a report of {len(report.document)} characters")
+            raise Malformed(
+                f"a client sent a report of {len(report.document)} characters, which is too long"
+            )
         if report.rounds:
             self._take_rounds(report.rounds)
             return
@@ -454,9 +460,12 @@ class StreamReader:
 
     def _take_rounds(self, batch: str) -> None:
         if self._worker.role != pb.ROLE_WORKER:
-            raise Malformed("rounds from a client that is not a worker")
+            raise Malformed("a client that is not a worker sent measured rounds")
         if len(batch.encode()) > MAX_DOCUMENT_BYTES:
-            raise Malformed(f"rounds of {len(batch)} characters")
+            raise Malformed(
+                f"a worker sent a document of measured rounds of {len(batch)} characters, which "
+                "is too long"
+            )
         self._serve("rounds", self.server.observers.pass_on_rounds, self._worker.id, batch)
 
     # -- observers: supervisors, evaluators, following shards -------------------------------
@@ -467,7 +476,10 @@ class StreamReader:
     def _halt(self, halt: pb.Halt, payload: memoryview) -> None:
         known = _SHARD_HALT_CAUSES if self._worker.role == pb.ROLE_SHARD else _HALT_CAUSES
         if halt.cause not in known:
-            raise Malformed(f"halt for {halt.cause!r:.80}; known: {known}")
+            raise Malformed(
+                f"a client requests the end of the run with the unknown cause {halt.cause!r:.80}; "
+                f"known causes: {known}"
+            )
         self.server.queue.put(events.Stop(halt.cause))
 
     # -- the workers' scripts ---------------------------------------------------------------
@@ -475,9 +487,12 @@ class StreamReader:
     def _arrive(self, barrier: pb.Barrier, payload: memoryview) -> None:
         names = [*barrier.passed, *barrier.changed, barrier.name]
         if len(names) > _MOST_BARRIERS or max(map(len, names)) > _LONGEST_BARRIER:
-            raise Malformed(f"{len(names)} barriers, or names longer than {_LONGEST_BARRIER}")
+            raise Malformed(
+                f"the message has {len(names)} barriers, or barrier names longer than "
+                f"{_LONGEST_BARRIER} characters; expected fewer or shorter names"
+            )
         if not all(name.isascii() and name.isprintable() for name in names):
-            raise Malformed("a barrier whose name is not printable ASCII")
+            raise Malformed("the message has a barrier whose name is not printable ASCII")
         arrival = BarrierArrival(
             barrier.name, tuple(barrier.passed), barrier.changes, tuple(barrier.changed)
         )
@@ -507,7 +522,10 @@ class StreamReader:
     def _fit_ended(self, fit: pb.FitEnded, payload: memoryview) -> None:
         _check_place(fit.fit, 0)
         if len(fit.history) > _LONGEST_HISTORY:
-            raise Malformed(f"a history of {len(fit.history)} characters")
+            raise Malformed(
+                f"the message has a training history of {len(fit.history)} characters, which is "
+                "too long"
+            )
         self._of_script(fit)
 
     def _script_knows(self, evaluated: pb.Evaluated, payload: memoryview) -> None:
@@ -547,13 +565,13 @@ class StreamReader:
     @property
     def _worker(self) -> Connection:
         if self.connection is None:
-            raise Malformed("no hello was received")
+            raise Malformed("the client has sent no Hello message yet")
         return self.connection
 
     def _check_current(self, connection: Connection) -> None:
         """Raise Malformed or end the stream if it is not the worker's current, admitted stream."""
         if not connection.welcomed:
-            raise Malformed("a message before the hello was welcomed")
+            raise Malformed("the client sent a message before the PS had accepted its Hello")
         if self.server.connections.workers.get(connection.id) is not connection:
             self.server.guard.count_refusal("replaced")
             raise _EndOfStream
@@ -642,7 +660,9 @@ class StreamReader:
 
 def _check_place(fit: int, epoch: int) -> None:
     if not (0 < fit < _MOST_COUNTED and epoch < _MOST_COUNTED):
-        raise Malformed(f"epoch {epoch} of fit {fit}: a number is out of range")
+        raise Malformed(
+            f"the message names epoch {epoch} of fit {fit}; expected numbers within their range"
+        )
 
 
 def _check_meeting(meeting: pb.EpochMeeting) -> None:
@@ -652,12 +672,15 @@ def _check_meeting(meeting: pb.EpochMeeting) -> None:
     names = {state.name for state in meeting.states}
     if not len(names) == len(meeting.states) <= _MOST_METRICS:
         raise Malformed(
-            f"{len(meeting.states)} metrics with {len(names)} different names: too many metrics, "
-            "or a repeated name"
+            f"the message has {len(meeting.states)} metrics with {len(names)} different names: "
+            "too many metrics, or a repeated name"
         )
     for state in meeting.states:
         if len(state.values) % _STATE_BYTES or len(state.name) > _LONGEST_MESSAGE:
-            raise Malformed(f"metric {state.name!r:.80} with {len(state.values)} bytes of state")
+            raise Malformed(
+                f"the message has a metric {state.name!r:.80} with {len(state.values)} bytes of "
+                "state, which is too long"
+            )
 
 
 def check_address(address: str) -> None:
@@ -668,8 +691,8 @@ def check_address(address: str) -> None:
     """
     if len(address) > _LONGEST_ADDRESS or not address.isprintable():
         raise Malformed(
-            f"peer_address of {len(address)} characters; expected at most {_LONGEST_ADDRESS} "
-            "printable ones"
+            f"the message has a peer_address of {len(address)} characters; expected at most "
+            f"{_LONGEST_ADDRESS} printable ones"
         )
 
 
@@ -677,8 +700,8 @@ def _check_relayed(message: Any) -> None:
     """Reject a message that is too long to be relayed in a message to another client."""
     if message.ByteSize() > _MOST_RELAYED_BYTES:
         raise Malformed(
-            f"a message of {message.ByteSize()} bytes for other nodes; expected at most "
-            f"{_MOST_RELAYED_BYTES}"
+            f"a message of {message.ByteSize()} bytes is to be sent to other nodes; expected at "
+            f"most {_MOST_RELAYED_BYTES} bytes"
         )
 
 
@@ -698,22 +721,31 @@ def _check_evaluated(evaluated: pb.Evaluated, names_versions: bool = True) -> No
     _check_relayed(evaluated)
     versions = evaluated.versions
     if names_versions and evaluated.metrics and not versions:
-        raise Malformed("an evaluation without versions")
+        raise Malformed(
+            "the message has an evaluation without model versions; expected at least one version"
+        )
     if len(versions) > _MOST_METRICS or max(versions, default=0) > MOST_COUNTED:
-        raise Malformed(f"{len(versions)} versions up to {max(versions)}; expected {MOST_COUNTED}")
+        raise Malformed(
+            f"the evaluation has {len(versions)} model versions up to {max(versions)}; expected "
+            f"few versions up to {MOST_COUNTED}"
+        )
     if not evaluated.nobody.isprintable():
-        raise Malformed("an evaluation whose explanation is not printable")
+        raise Malformed("the message has an evaluation whose explanation is not printable")
     if len(evaluated.metrics) > _MOST_METRICS or len(evaluated.nobody) > _LONGEST_MESSAGE:
-        raise Malformed(f"{len(evaluated.metrics)} metrics")
+        raise Malformed(
+            f"the evaluation has {len(evaluated.metrics)} metrics, or a long explanation; "
+            "expected fewer"
+        )
     if sum(len(metric.values) for metric in evaluated.metrics) > _MOST_VALUES:
-        raise Malformed("the metrics have too many values")
+        raise Malformed("the metrics of an evaluation have too many values")
     for metric in evaluated.metrics:
         if math.prod(metric.shape) != len(metric.values):
             raise Malformed(
-                f"metric {metric.name!a:.80}: the number of values does not fit the shape"
+                f"metric {metric.name!a:.80} of an evaluation: the number of values does not fit "
+                "the shape"
             )
         if not (metric.name.isprintable() and 0 < len(metric.name) <= _LONGEST_METRIC):
             raise Malformed(
-                f"a metric named {metric.name!a:.80}; expected 1 to {_LONGEST_METRIC} printable "
-                "characters"
+                f"the evaluation has a metric named {metric.name!a:.80}; expected 1 to "
+                f"{_LONGEST_METRIC} printable characters"
             )

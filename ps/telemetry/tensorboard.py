@@ -103,7 +103,11 @@ class PsScalars:
                 self._file.write(self.values(time.monotonic()), self._core.version)
             self._file.write(self.values(time.monotonic()), self._core.version)
         except OSError as error:
-            logging.warning("cannot write this shard's TensorBoard scalars, stopping: %s", error)
+            logging.warning(
+                "cannot write this shard's TensorBoard scalars; the shard writes no further "
+                "scalars: %s",
+                error,
+            )
 
 
 def _of_datagrams(

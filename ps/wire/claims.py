@@ -136,7 +136,8 @@ class ClaimBounds:
         _check("lag", push.lag, 0, push.base_version if self.lags else 0, why)
         if not 0 <= push.learning_rate < float("inf"):
             raise Malformed(
-                f"learning_rate {push.learning_rate}: expected a finite rate, not negative"
+                f"the push has learning_rate {push.learning_rate}: expected a finite rate, not "
+                "negative"
             )
         if push.sets_rate:
             _check("learning_rate", push.learning_rate, 0, _LARGEST_RATE)
@@ -144,17 +145,18 @@ class ClaimBounds:
         self._check_parts(push)
         if push.changes and not self.takes_changes:
             raise Malformed(
-                "changes: the script set weights outside its optimizer, and this run measures "
-                "updates (--max_update_norm, --update_norm_factor), or its workers sum among "
-                "themselves (--collective); expected no changes. Leave these flags out."
+                "the push has changes of weights that the script set outside its optimizer, but "
+                "this run measures updates (--max_update_norm, --update_norm_factor), or its "
+                "workers sum updates among themselves (--collective); expected no such changes. "
+                "Leave these flags out."
             )
         if push.kind == pb.UPDATE_KIND_VALUES and push.samples == push.local_steps == 0:
             return
         if push.kind == pb.UPDATE_KIND_DELTA and push.samples == push.local_steps == 0:
             if push.blocks or push.more:
                 raise Malformed(
-                    f"step {push.step}: an update of no examples with blocks; expected no blocks, "
-                    "because the worker had no examples in this round"
+                    f"the push of step {push.step}: an update from 0 examples has blocks; "
+                    "expected no blocks, because the worker had no examples in this round"
                 )
             return
         _check("local_steps", push.local_steps, 1, self.most_local_steps, _OF_PACER)
@@ -175,7 +177,10 @@ class ClaimBounds:
             why = "" if self.scales_loss else " (no script of this run has a LossScaleOptimizer)"
             _check("loss_scale", push.loss_scale, least, most, why)
         if push.overflow and (push.blocks or push.more or push.HasField("manifest")):
-            raise Malformed(f"step {push.step}: an overflow with an update; expected no blocks")
+            raise Malformed(
+                f"the push of step {push.step}: an overflow of the loss scale is reported "
+                "together with an update; expected no blocks"
+            )
 
     def check_query(self, query: pb.Query) -> None:
         """Check all numbers that a query (a worker's report to the pacer) claims.
@@ -200,6 +205,6 @@ class ClaimBounds:
 def _check(name: str, value: float, least: float, most: float, why: str = "") -> None:
     if not least <= value <= most:  # this comparison also rejects a value that is NaN
         raise Malformed(
-            f"{name} {value}: expected {least} to {most}{why}. Install the same Thinwire on all "
-            "nodes, and give them the same flags."
+            f"the received message has {name} {value}: expected {least} to {most}{why}. Install "
+            "the same Thinwire on all nodes, and give them the same flags."
         )

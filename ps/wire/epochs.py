@@ -44,7 +44,8 @@ def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
         listed = group.incarnations or [0] * len(group.workers)
         if len(listed) != len(group.workers):
             raise Malformed(
-                f"epoch {message.epoch}: a group does not list one incarnation for each worker"
+                f"membership epoch {message.epoch}: a worker group does not list one incarnation "
+                "for each of its workers"
             )
         incarnations |= zip(group.workers, listed, strict=True)
     live = tuple(sorted(incarnations))
@@ -52,11 +53,13 @@ def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
     for draw in message.draws:
         if len(draw.after) != len(draw.workers) or len(draw.steps) not in (0, len(draw.workers)):
             raise Malformed(
-                f"epoch {message.epoch}: a draw does not list one step for each of its workers"
+                f"membership epoch {message.epoch}: a draw of workers does not list one step for "
+                "each of its workers"
             )
     if any(len(entry.after) != len(entry.members) for entry in message.joiners):
         raise Malformed(
-            f"epoch {message.epoch}: joiners do not list one step for each of their members"
+            f"membership epoch {message.epoch}: an entry of joining workers does not list one "
+            "step for each of its members"
         )
     joiners = tuple(
         Joiners(tuple(entry.workers), entry.has_entered, tuple(entry.members), tuple(entry.after))
@@ -77,7 +80,8 @@ def _formed_of(message: pb.Membership) -> events.GroupAssignment | None:
         return None
     if any(len(group.workers) != len(group.steps) for group in message.formed):
         raise Malformed(
-            f"epoch {message.epoch}: a group does not list one step for each of its workers"
+            f"membership epoch {message.epoch}: a worker group does not list one step for each of "
+            "its workers"
         )
     after = {
         worker: step - 1

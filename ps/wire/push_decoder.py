@@ -110,7 +110,10 @@ class PushDecoder:
             NonFinite: A value of the push, or the loss in it, is NaN or infinite.
         """
         if push.more or push.HasField("manifest"):
-            raise Malformed(f"step {push.step}: a part of an update; this run expects whole ones")
+            raise Malformed(
+                f"the push of step {push.step} has only a part of an update; this run expects "
+                "whole updates"
+            )
         contents = self.read(push, payload)
         coded = None
         if self.keeps_coded:
@@ -159,8 +162,8 @@ class PushDecoder:
         """
         if _KINDS.get(push.kind) is not self._kind:
             raise Malformed(
-                f"kind: updates of this run are of kind {self._kind.value}, the push is of "
-                f"{push.kind}"
+                f"the push has updates of kind {push.kind}, but the updates of this run are of "
+                f"kind {self._kind.value}"
             )
         self._bounds.check_push(push)
         self._check_group(push)
@@ -191,9 +194,9 @@ class PushDecoder:
         start = len(payload) - push.change_bytes
         if start < 0 or push.more:
             raise Malformed(
-                f"{push.change_bytes} bytes of changes in a payload of {len(payload)} bytes; "
-                "expected no more than the payload, and no changes before the last message of a "
-                "push"
+                f"the push has {push.change_bytes} bytes of changes in a payload of "
+                f"{len(payload)} bytes; expected no more than the payload, and no changes before "
+                "the last message of a push"
             )
         blocks = messages.blocks_from_message(push.changes, payload[start:], self._sizes)
         return payload[:start], self.flatten(blocks)
@@ -260,14 +263,14 @@ class PushDecoder:
             return
         most = max(1, len(self._groups))
         if push.optimizer >= most:
-            raise Malformed(f"optimizer {push.optimizer}: expected 0 to {most - 1}")
+            raise Malformed(f"the push is for optimizer {push.optimizer}: expected 0 to {most - 1}")
         if not self._groups:
             return
         for block in push.blocks:
             if not self._groups[push.optimizer].issuperset(messages.spanned(block)):
                 raise Malformed(
-                    f"slot {block.slot} is not stepped by optimizer {push.optimizer}; expected "
-                    "only slots that this optimizer steps"
+                    f"the push has a block for tensor slot {block.slot}, which optimizer "
+                    f"{push.optimizer} does not update; expected only slots of this optimizer"
                 )
 
     def _is_plain(self, described: Sequence[pb.Block]) -> bool:

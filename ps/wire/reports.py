@@ -50,7 +50,10 @@ def check_worker(text: str) -> None:
         value = getattr(report, name)
         values = value.values() if isinstance(value, dict) else [value]
         if any(not 0 <= number <= MOST_COUNTED for number in values):
-            raise Malformed(f"report: {name} is {max(values)}; expected 0 to {MOST_COUNTED}")
+            raise Malformed(
+                f"report of a worker: the count {name} is {max(values)}; expected 0 to "
+                f"{MOST_COUNTED}"
+            )
 
 
 def check_shard(text: str) -> None:
@@ -63,7 +66,7 @@ def check_shard(text: str) -> None:
     try:
         document = parse_json(text)
         if not isinstance(document, dict):
-            raise ValueError(f"the document is {document!a:.80}; expected a JSON object")
+            raise ValueError(f"the report's document is {document!a:.80}; expected a JSON object")
         check_plain(document, "report")
         _check_counts(document, "report")
         DatagramCounts.from_dict(document.get("datagrams", {}))
@@ -80,7 +83,7 @@ def _check_counts(value: Any, where: str) -> None:
         for item in value:
             _check_counts(item, where)
     elif type(value) is int and not 0 <= value <= MOST_COUNTED:
-        raise ValueError(f"{where} is {value}; expected 0 to {MOST_COUNTED}")
+        raise ValueError(f"{where} has the value {value}; expected 0 to {MOST_COUNTED}")
 
 
 def own_counters(text: str) -> dict[str, Any]:

@@ -386,10 +386,13 @@ def split_csv(workers: Rows) -> str:
 
 def _check(labels: Any) -> None:
     if not isinstance(labels, dict):
-        raise ValueError(f"the labels of a worker are {labels!r:.40}, expected an object")
+        raise ValueError(f"the label counts of a worker are {labels!r:.40}; expected a JSON object")
     for label, count in labels.items():
         if not label.isdecimal() or type(count) is not int or count < 0:
-            raise ValueError(f"a worker has {count!r:.20} examples of label {label!r:.20}")
+            raise ValueError(
+                f"a worker has {count!r:.20} examples of label {label!r:.20}; expected a whole "
+                "number"
+            )
 
 
 def _labels(workers: Rows) -> list[int]:

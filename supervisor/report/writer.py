@@ -58,8 +58,8 @@ def load_run(run_dir: str | os.PathLike[str]) -> ReportedRun:
     for name in (SUMMARY_FILE, METRICS_FILE):
         if not (run_dir / name).is_file():
             raise ConfigurationError(
-                f"{run_dir} has no {name}; expected the --run_dir of an ended run with a "
-                "Supervisor. Give the folder of that run."
+                f"the folder {run_dir} has no file {name}; expected the --run_dir of an ended run "
+                "with a Supervisor. Give the folder of that run."
             )
     try:
         summary = parse_json((run_dir / SUMMARY_FILE).read_bytes())
@@ -69,7 +69,7 @@ def load_run(run_dir: str | os.PathLike[str]) -> ReportedRun:
         staleness = _last_staleness(lines)
     except (ValueError, OSError) as error:
         raise ConfigurationError(
-            f"{run_dir} cannot be read as a run: {error}. Expected {SUMMARY_FILE} and "
+            f"the folder {run_dir} cannot be read as a run: {error}. Expected {SUMMARY_FILE} and "
             f"{METRICS_FILE} in the format of this version of Thinwire."
         ) from error
     return ReportedRun(run_dir.resolve().name, summary, evaluations, staleness)
@@ -210,23 +210,26 @@ _COSTS: Mapping[str, tuple[figures.Axis, str, Callable[[Evaluation], float]]] = 
 def _check_summary(summary: Any) -> None:
     """Check the summary entries that a report uses; raise ValueError for a bad entry."""
     if not isinstance(summary, dict) or summary.get("schema") != SUMMARY_SCHEMA:
-        raise ValueError(f"{SUMMARY_FILE} is not a summary of schema {SUMMARY_SCHEMA}")
+        raise ValueError(f"the file {SUMMARY_FILE} is not a summary of schema {SUMMARY_SCHEMA}")
     for key in _OBJECTS:
         if not isinstance(summary.get(key), dict):
-            raise ValueError(f"{SUMMARY_FILE} has no object {key!r}")
+            raise ValueError(f"the file {SUMMARY_FILE} has no JSON object {key!r}")
     workers = summary.get("workers")
     if not isinstance(workers, list) or not all(isinstance(row, dict) for row in workers):
-        raise ValueError(f"{SUMMARY_FILE} has no list of workers")
+        raise ValueError(f"the file {SUMMARY_FILE} has no list of workers")
     for row in workers:
         for key in ("id", *(key for key, _ in figures.TIME_PARTS)):
             value = row.get(key)
             if type(value) not in (int, float) or not 0 <= value < math.inf:
-                raise ValueError(f"{SUMMARY_FILE} has {key} {value!r:.40} of a worker")
+                raise ValueError(
+                    f"the file {SUMMARY_FILE} has the value {value!r:.40} for {key} of a worker; "
+                    "expected a number"
+                )
     figures.known_rows(workers)
     target = summary.get("target")
     if target is not None:
         if not isinstance(target, dict) or not isinstance(target.get("text"), str):
-            raise ValueError(f"{SUMMARY_FILE} has no text of its target")
+            raise ValueError(f"the file {SUMMARY_FILE} has no text that describes the run's target")
         Target.parse(target["text"])
 
 

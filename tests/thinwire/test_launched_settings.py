@@ -233,7 +233,7 @@ def test_its_flags_win_over_the_place_that_a_manager_gives(monkeypatch):
     monkeypatch.setenv("THINWIRE_FLAGS", "--ps_hosts=mine:9")
     assert read().run.addresses == ("mine:9",)
     monkeypatch.setenv("THINWIRE_FLAGS", "--id_worker=1")
-    with pytest.raises(ConfigurationError, match="id_worker, and Slurm numbers the workers"):
+    with pytest.raises(ConfigurationError, match="id_worker, but Slurm numbers the workers"):
         read()
 
 

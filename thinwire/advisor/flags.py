@@ -22,9 +22,9 @@ TOPICS = (
             number(
                 "advise_rate",
                 0.8,
-                "Sufficient share of the workers' samples per second without exchanges: the "
-                "Advisor proposes the first composition, from exact to lossy, that is predicted to "
-                "reach this share.",
+                "The Advisor proposes the first composition of policies, from exact to lossy, "
+                "that is predicted to reach this fraction of the samples per second that the "
+                "workers reach without exchanging updates.",
                 "fraction",
                 low=0.01,
                 high=1.0,
@@ -32,15 +32,16 @@ TOPICS = (
             number(
                 "probe_seconds",
                 30.0,
-                "Largest training time of each of the two runs that measure links; slow links need "
-                "more time.",
+                "Largest training time of each of the two short runs with which the Advisor "
+                "measures links; slow links need more time.",
                 "seconds",
                 low=1.0,
             ),
             integer(
                 "advise_pushes",
                 48,
-                "Number of simulated pushes of each worker from which a composition is predicted.",
+                "Number of simulated pushes of each worker from which the Advisor predicts the "
+                "speed of a composition of policies.",
                 "pushes",
                 low=4,
             ),
@@ -84,8 +85,8 @@ def check(run: Run) -> None:
         )
     if FLAGS.advice:
         raise ConfigurationError(
-            f"--advice={FLAGS.advice} is for a run that follows the advice, and this is an "
-            "Advisor; leave --advice out."
+            f"--advice={FLAGS.advice} is for a run that follows the advice, but this command is "
+            "an Advisor; leave --advice out."
         )
 
 

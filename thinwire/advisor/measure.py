@@ -111,7 +111,9 @@ def play(run: Run, probe: Probe, seconds: float) -> dict[int, list[Round]]:
         ConfigurationError: No worker finished a round of training in the probe (measuring run).
     """
     folder = run.run_dir / "advice" / probe.name
-    logging.info("measuring: %s run, at most %g s of training", probe.name, seconds)
+    logging.info(
+        "starting the %s run that measures links; it trains at most %g s", probe.name, seconds
+    )
     code = _wait_for(command(run, probe, seconds, folder))
     if code:
         raise ProbeFailed(code)
@@ -119,8 +121,8 @@ def play(run: Run, probe: Probe, seconds: float) -> dict[int, list[Round]]:
         return rounds_by_worker(folder)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"no worker finished an exchange while links were measured ({error}); raise "
-            f"--probe_seconds (now {seconds:g})."
+            f"no worker finished an exchange with the PS while links were measured ({error}); "
+            f"raise --probe_seconds (now {seconds:g} seconds)."
         ) from error
 
 
@@ -162,7 +164,9 @@ def _wait_for(arguments: list[str]) -> int:
     interrupted = threading.Event()
 
     def interrupt(number: int, frame: Any) -> None:
-        logging.info("%s: ending the measurement", signal.Signals(number).name)
+        logging.info(
+            "received signal %s: ending the runs that measure links", signal.Signals(number).name
+        )
         interrupted.set()
 
     with handle_signals(interrupt):
@@ -260,8 +264,8 @@ def _warm(rounds: Sequence[Round]) -> list[Round]:
 def _medians_of(worker: int, what: str, rounds: Sequence[Round]) -> _RoundMedians:
     if not rounds:
         raise ConfigurationError(
-            f"worker {worker} finished no second exchange of the kind '{what}' while its link was "
-            "measured; raise --probe_seconds."
+            f"worker {worker} finished fewer than two exchanges of the kind '{what}' with the PS "
+            "while its link was measured; expected at least two. Raise --probe_seconds."
         )
     return _RoundMedians(
         exchange_seconds=_median(_exchange_seconds, rounds),

@@ -99,7 +99,7 @@ class _ScriptSubject:
         """Return a predictor that simulates training runs with the script's measured gradients."""
         measured = self._measured
         if measured is None:
-            raise RuntimeError("the script has not been measured")
+            raise RuntimeError("the Advisor has not measured the script's steps yet")
         pool = GradientPool(
             measured.spec,
             measured.weights,
@@ -152,8 +152,8 @@ def measure(run: Run, script: Sequence[str], folder: pathlib.Path) -> MeasuredMo
         output = f"{done.stdout}\n{done.stderr}"
     except subprocess.TimeoutExpired as error:
         raise ConfigurationError(
-            f"{name} ran no steps of fit within {_PATIENCE_SECONDS:g} s; reduce the script's data, "
-            "for example by an argument of the script."
+            f"script {name} ran no steps of fit within {_PATIENCE_SECONDS:g} s; reduce the "
+            "script's data, for example by an argument of the script."
         ) from error
     finally:
         # The script, which has ended, leaves its folder of settings
@@ -163,9 +163,9 @@ def measure(run: Run, script: Sequence[str], folder: pathlib.Path) -> MeasuredMo
     except (OSError, ValueError) as error:
         lines = [line for line in output.splitlines() if line.strip()][-_LAST_LINES:]
         raise ConfigurationError(
-            f"{name} ended with code {done.returncode} before its fit could be measured: "
-            f"{' / '.join(lines)[-800:] or 'it wrote nothing'}. Expected a script that calls "
-            "thinwire.distribute(model) and then model.fit(...)."
+            f"script {name} ended with exit code {done.returncode} before its fit could be "
+            f"measured; its last output: {' / '.join(lines)[-800:] or 'it wrote nothing'}. "
+            "Expected a script that calls thinwire.distribute(model) and then model.fit(...)."
         ) from error
 
 

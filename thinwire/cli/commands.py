@@ -20,29 +20,36 @@ from thinwire.runtime.run.streams import standard_streams
 #: Subcommand -> role of the node (a value of --type_node) that the subcommand runs, and the
 #: subcommand's line of help.
 ROLES = {
-    "ps": ("PS", "serve one shard of the model to workers"),
-    "worker": ("Worker", "compute gradients and exchange them with the PS"),
-    "supervisor": ("Supervisor", "evaluate a run, show its progress and write its report"),
-    "cluster": ("Cluster", "start all nodes of a run, here or over ssh or Ray"),
-    "standalone": ("Standalone", "train on this device alone, as the reference"),
+    "ps": ("PS", "run a parameter server (PS), which serves one shard of the model to workers"),
+    "worker": ("Worker", "run a worker, which computes gradients and exchanges them with the PS"),
+    "supervisor": (
+        "Supervisor",
+        "run a Supervisor, which evaluates a run, shows its progress and writes its report",
+    ),
+    "cluster": ("Cluster", "start all nodes of a run on this machine, over ssh or on Ray"),
+    "standalone": (
+        "Standalone",
+        "train on this device alone, as the reference for distributed runs",
+    ),
     "simulate": ("Simulator", "simulate a whole run on a virtual clock"),
-    "advise": ("Advisor", "measure the links and propose a method"),
+    "advise": ("Advisor", "measure the network links and propose a training method"),
 }
 #: Subcommand of a tool -> module whose `main(arguments)` runs the tool, and the subcommand's line
 #: of help.
 TOOLS = {
-    "report": ("thinwire.supervisor.report.__main__", "compare finished runs on one page"),
+    "report": ("thinwire.supervisor.report.__main__", "write a page that compares finished runs"),
     "certificates": ("thinwire.proto.security.certificates", "write the TLS certificates of a run"),
     "status": ("thinwire.tools.status", "show the progress of a run, and its live nodes"),
     "stop": ("thinwire.tools.stop", "end a run gracefully"),
     "doctor": ("thinwire.tools.doctor", "check this machine, hosts and links before a run"),
-    "health": ("thinwire.tools.health", "show whether a PS accepts work"),
+    "health": ("thinwire.tools.health", "show whether a PS accepts requests"),
     "manifests": ("thinwire.tools.manifests", "write the Kubernetes objects of a run"),
     "version": ("thinwire.tools.versions", "show the versions of Thinwire and its libraries"),
 }
-#: Subcommand that runs a user's script -> role of the node that runs it, and the subcommand's line
-#: of help.
-RUN = {"run": ("Cluster", "run a Keras script on several workers, here or over ssh or Ray")}
+#: Subcommand that runs a user's script -> role of the node that it runs, and its line of help.
+RUN = {
+    "run": ("Cluster", "run a Keras script on several workers, on this machine, over ssh or on Ray")
+}
 COMMANDS = RUN | ROLES | TOOLS
 _EXIT_DONE, _EXIT_BAD_FLAG = 0, 1
 

@@ -157,8 +157,8 @@ def _play(script: list[str] | None) -> int:
         CHECKS[run.type_node](run)
     if script is None and run.model_is_offered and run.type_node not in _WITHOUT_MODEL:
         raise ConfigurationError(
-            f"--type_node={run.type_node} --model_from=worker: no script provides the model; "
-            "start the script with `thinwire run`, or take --model_from=flags."
+            f"--type_node={run.type_node} --model_from=worker: this command runs no script that "
+            "provides the model; start the script with `thinwire run`, or take --model_from=flags."
         )
     if _needs_tensorflow(run):
         _require_tensorflow()
@@ -186,9 +186,9 @@ def _refuse_places(run: Run) -> None:
     for flag, address in addresses.items():
         if address is not None and run.type_node in _WITHOUT_PS:
             raise ConfigurationError(
-                f"--type_node={run.type_node} --{flag}={address}: --{flag} is for a run with a "
-                f"PS and a Supervisor; a {run.type_node} writes only into --run_dir. "
-                f"Leave --{flag} out."
+                f"--type_node={run.type_node} --{flag}={address}: --{flag} is for a run with a PS "
+                f"and a Supervisor, but a {run.type_node} writes only into --run_dir. Leave "
+                f"--{flag} out."
             )
 
 

@@ -21,8 +21,8 @@ OWN_MODEL_AND_DATA = {
     not in ("batch", "data_sharding_file", "dirichlet_alpha", "model_from", "partition", "shard")
 }
 _COMPUTES = "the script itself computes the gradients"
-_EVALUATES = "a script evaluates by its own fit(validation_data=...)"
-COMPILED = "the optimizer is the one that the script compiles"
+_EVALUATES = "a script evaluates the model with its own fit(validation_data=...)"
+COMPILED = "the run uses the optimizer that the script compiles"
 #: Name of a flag that has no effect on a script's run -> reason for rejecting the flag.
 NEVER = OWN_MODEL_AND_DATA | {
     "batch_size": "the script's fit sets the batch size",
@@ -83,7 +83,7 @@ def misplaced(target: ScriptTarget, known: Collection[str]) -> str:
     verb, them = ("stands", "it") if len(flags) == 1 else ("stand", "them")
     return (
         f"{' '.join(flags)} {verb} after {target.shown}, so the script receives {them} and "
-        f"Thinwire does not read {them}. A flag of Thinwire stands before the script: thinwire run "
+        f"Thinwire does not read {them}. Give flags of Thinwire before the script: thinwire run "
         f"{flags[0]} {target.shown}"
     )
 

@@ -133,7 +133,8 @@ def _refuse(given: flags.FlagValues) -> Credentials:
     for name in NAMES:
         if given[name].value:
             raise ConfigurationError(
-                f"--{name}={given[name].value} is for nodes that connect to each other, and "
-                f"--type_node={given.type_node} does not; leave it out."
+                f"--{name}={given[name].value} is for nodes that connect to each other, but a "
+                f"node with --type_node={given.type_node} connects to no other node; leave "
+                f"--{name} out."
             )
     return NO_CREDENTIALS

@@ -95,12 +95,12 @@ def step_of(environment: Mapping[str, str]) -> SlurmStep | None:
             f"Slurm's variables contradict each other: SLURM_STEP_NUM_TASKS={count}, "
             f"SLURM_STEP_TASKS_PER_NODE={environment['SLURM_STEP_TASKS_PER_NODE']}, "
             f"SLURM_STEP_NODELIST={environment['SLURM_STEP_NODELIST']}, SLURM_NODEID={host}. "
-            "Start the command by srun."
+            "Start the command with srun."
         )
     if rank >= count:
         raise ConfigurationError(
-            f"SLURM_PROCID={rank} in a step of {count} tasks; expected 0 to {count - 1}. Start the "
-            "command by srun."
+            f"Slurm's variable SLURM_PROCID={rank} in a step of {count} tasks; expected a rank "
+            f"from 0 to {count - 1}. Start the command with srun."
         )
     shared = _number(environment, "SLURM_CPUS_ON_NODE", "1") // tasks[host]
     return SlurmStep(
@@ -138,8 +138,8 @@ def _expand_ranges(text: str) -> Iterator[str]:
         last = last or first
         if not (first.isdecimal() and last.isdecimal()):
             raise ConfigurationError(
-                f"the list of hosts has [{text}], which is not a range; expected for example "
-                "node[01-04,7]."
+                f"Slurm's list of hosts has the brackets [{text}], which hold no ranges of "
+                "numbers; expected for example node[01-04,7]."
             )
         yield from (f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1))
 
@@ -151,7 +151,8 @@ def _expand_counts(text: str) -> tuple[int, ...]:
         match = _COUNT.fullmatch(part)
         if match is None:
             raise ConfigurationError(
-                f"SLURM_STEP_TASKS_PER_NODE={text!r}: expected counts such as 2(x3),1."
+                f"Slurm's variable SLURM_STEP_TASKS_PER_NODE={text!r}; expected numbers of tasks, "
+                "such as 2(x3),1."
             )
         counts += [int(match[1])] * int(match[2] or 1)
     return tuple(counts)
@@ -168,8 +169,8 @@ def _port(environment: Mapping[str, str]) -> int:
 def _text(environment: Mapping[str, str], name: str) -> str:
     if not environment.get(name):
         raise ConfigurationError(
-            f"SLURM_STEP_NUM_TASKS={environment['SLURM_STEP_NUM_TASKS']} is set but {name} is not; "
-            "start the command by srun."
+            f"SLURM_STEP_NUM_TASKS={environment['SLURM_STEP_NUM_TASKS']} is set but {name} is "
+            "not; start the command with srun."
         )
     return environment[name]
 
@@ -177,5 +178,7 @@ def _text(environment: Mapping[str, str], name: str) -> str:
 def _number(environment: Mapping[str, str], name: str, default: str = "0") -> int:
     text = environment.get(name) or default
     if not text.isdecimal():
-        raise ConfigurationError(f"{name}={text!r}: expected a whole number from 0.")
+        raise ConfigurationError(
+            f"Slurm's variable {name}={text!r}; expected a whole number, 0 or more."
+        )
     return int(text)

@@ -87,8 +87,9 @@ def code_deployment(script_folder: pathlib.Path | None = None) -> CodeDeployment
     folder = FLAGS.sync_dst_dir.removeprefix("~/").rstrip("/")
     if not folder or folder.startswith(("~", "-")):
         raise ConfigurationError(
-            f"--sync_dst_dir={FLAGS.sync_dst_dir}: expected a folder for the code alone, absolute "
-            "or relative to the home directory, for example /tmp/thinwire or ~/thinwire."
+            f"--sync_dst_dir={FLAGS.sync_dst_dir}: expected a folder that only holds the copied "
+            "code, absolute or relative to the home directory, for example /tmp/thinwire or "
+            "~/thinwire."
         )
     return copied_code(folder, script_folder)
 
@@ -160,7 +161,9 @@ def unpack(archive: bytes, folder: pathlib.Path) -> None:
         try:
             return tarfile.data_filter(info, path)
         except tarfile.FilterError as error:
-            logging.warning("%s is not sent: %s", info.name, error)
+            logging.warning(
+                "file %s is not unpacked, because its path or type is unsafe: %s", info.name, error
+            )
             return None
 
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
@@ -180,7 +183,8 @@ def _named_files() -> dict[str, pathlib.Path]:
     for name, path in named.items():
         if not path.is_file():
             raise ConfigurationError(
-                f"--{name}={path} is not a file. Expected a file, to be copied to every host."
+                f"--{name}={path} is not a file; expected a file that the launcher can copy to "
+                "every host."
             )
     return named
 
@@ -192,9 +196,9 @@ def _place(name: str, path: pathlib.Path) -> str:
 def _check_size(buffer: io.BytesIO, path: pathlib.Path) -> None:
     if buffer.getbuffer().nbytes > _LARGEST_ARCHIVE_BYTES:
         raise ConfigurationError(
-            f"{path} is too large to be copied to every host (more than "
-            f"{_LARGEST_ARCHIVE_BYTES >> 20} MiB packed); put the script into a folder without "
-            "data; over ssh you can also leave --sync_dst_dir out and use a shared disk."
+            f"the folder {path} is too large to be copied to every host; expected at most "
+            f"{_LARGEST_ARCHIVE_BYTES >> 20} MiB when packed. Put the script into a folder "
+            "without data; over ssh you can also leave --sync_dst_dir out and use a shared disk."
         )
 
 

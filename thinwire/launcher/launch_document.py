@@ -111,8 +111,8 @@ def recorded(run_dir: str) -> RecordedLaunch:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
-            f"--like={run_dir}: expected the run directory of a `thinwire run`, with its "
-            f"{LAUNCH_FILE}."
+            f"--like={run_dir}: expected the run directory of a `thinwire run`, which contains "
+            f"the file {LAUNCH_FILE}."
         ) from error
 
 

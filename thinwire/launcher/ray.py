@@ -203,7 +203,9 @@ def find(ray: Any, actor: Any, given_up: threading.Event) -> ActorLocation:
                 raise
         if time.monotonic() - logged_at >= _LOG_SECONDS:
             logged_at = time.monotonic()
-            logging.warning("waiting for Ray to find a place for a node again; see `ray status`")
+            logging.warning(
+                "waiting for Ray to find resources on which a node can restart; see `ray status`"
+            )
 
 
 class RayLauncher:
@@ -227,13 +229,13 @@ class RayLauncher:
             launch.refuse_chosen_addresses()
         if run.device.startswith("gpu:"):
             raise ConfigurationError(
-                f"--device={run.device}: Ray gives each worker its GPUs; leave this out, and set "
-                "--ray_worker_resources=gpus=1."
+                f"--device={run.device}: Ray chooses the GPUs of each worker; leave --device out, "
+                "and set --ray_worker_resources=gpus=1."
             )
         if run.nb_ps > 1 and FLAGS.restart_ps and FLAGS.ps_hosts:
             raise ConfigurationError(
-                "--ps_hosts with --restart_ps: a PS that Ray starts elsewhere has another address; "
-                "leave one out."
+                "--ps_hosts with --restart_ps: a PS that Ray restarts on another machine has "
+                "another address than in --ps_hosts; leave one of the two flags out."
             )
         self._run = run
         self._input: Any = None
@@ -328,7 +330,7 @@ class RayLauncher:
                 )
             if time.monotonic() - logged_at >= _LOG_SECONDS:
                 logged_at = time.monotonic()
-                logging.info("waiting for Ray to find places for the nodes: %s", why)
+                logging.info("waiting for Ray to find resources for the nodes: %s", why)
         self._ray.get(ready)
 
     def _address(self, shard: int) -> str:
@@ -368,7 +370,7 @@ class RayLauncher:
         with self._lock:
             before, self._found[place] = self._found[place], found
             if before.ray_node != found.ray_node:
-                logging.warning("%s is now on %s", node.name, found.address)
+                logging.warning("node %s now runs on machine %s", node.name, found.address)
                 if node.role == "PS":
                     self._move(node.number)
             addresses = ",".join(self._addresses)
@@ -489,12 +491,13 @@ def own_environment() -> dict[str, Any]:
         document = json.loads(read_bounded(FLAGS.ray_runtime_env))
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f'{what}: {error}; expected a file with JSON, for example {{"pip": ["keras"]}}.'
+            f'{what} cannot be read: {error}; expected a file with JSON, for example {{"pip": '
+            '["keras"]}.'
         ) from error
     if not isinstance(document, dict) or set(_OURS) & document.keys():
         raise ConfigurationError(
-            f"{what}: expected a JSON object without {', '.join(_OURS)}, which the launcher sets "
-            "to send the code; add more modules with py_modules."
+            f"{what}: expected a JSON object without the keys {', '.join(_OURS)}, which the "
+            "launcher sets to send the code; add more modules with py_modules."
         )
     return document
 
@@ -531,8 +534,8 @@ def _import_ray() -> Any:
         return importlib.import_module("ray")
     except ImportError as error:
         raise ConfigurationError(
-            "--launcher=ray needs the package ray, which is not installed here; install it (pip "
-            "install 'thinwire[ray]'), or choose --launcher=local or ssh."
+            "--launcher=ray needs the package ray, which is not installed on this machine; "
+            "install it (pip install 'thinwire[ray]'), or choose --launcher=local or ssh."
         ) from error
 
 

@@ -133,7 +133,7 @@ class NodeActor:
     def wait(self) -> int:
         """Wait for the end of the node's watchdog; return the watchdog's exit code."""
         if self._process is None:
-            raise RuntimeError("no node was started here")
+            raise RuntimeError("this Ray actor has not started a node yet")
         try:
             return self._process.wait()
         finally:

@@ -585,7 +585,7 @@ class Cluster:
         # A restart that fails counts as another death of the node, with the exit code of the
         # previous death.
         except Unreachable as error:
-            logging.warning("%s cannot be started: %s", child.node.name, error)
+            logging.warning("node %s cannot be started: %s", child.node.name, error)
 
     def _failure(self) -> int | None:
         """Return the exit code of a node whose failure ends the run, or None; set `culprit`.
@@ -617,12 +617,17 @@ class Cluster:
         return None
 
     def _interrupt(self, number: int, frame: Any) -> None:
-        logging.info("%s: ending the cluster", signal.Signals(number).name)
+        logging.info(
+            "received signal %s: ending all nodes of the cluster", signal.Signals(number).name
+        )
         self.interrupted.set()
         self._signal(signal.SIGINT, self.children)
 
     def _insist(self, number: int, frame: Any) -> None:
-        logging.info("%s again: killing the cluster", signal.Signals(number).name)
+        logging.info(
+            "received signal %s again: killing all nodes of the cluster",
+            signal.Signals(number).name,
+        )
         self.impatient.set()
 
     def _signal(self, number: int, children: Sequence[Child]) -> None:
@@ -633,7 +638,7 @@ class Cluster:
     def _reap(self) -> None:
         stubborn = [child for child in self.children if child.poll() is None]
         for child in stubborn:
-            logging.warning("%s does not end; killing it", child.node.name)
+            logging.warning("node %s does not end; killing its process", child.node.name)
             child.process.kill()
         for child in stubborn:
             child.code = child.process.wait()
@@ -650,7 +655,11 @@ class Cluster:
         logging.info("exit codes: %s", codes)
         for what, role in (("PS", "PS"), ("workers", "Worker")):
             if restarts := self.restarts[role].counts:
-                logging.info("%s that were started again: %s", what, restarts)
+                logging.info(
+                    "restarts of the %s (number of the node: number of its restarts): %s",
+                    what,
+                    restarts,
+                )
         if self.interrupted.is_set():
             return EXIT_INTERRUPTED
         lost = {child.node.name for child in self._of("Worker") if self._is_lost(child)}
@@ -662,7 +671,7 @@ class Cluster:
         absent = [child.node.name for child in self._of("Worker") if codes[child.node.name]]
         if worst == EXIT_DONE and absent:
             names = ", ".join(f"{name} (exit code {codes[name]})" for name in absent)
-            logging.warning("the run continued without %s", names)
+            logging.warning("these nodes died and the run continued without them: %s", names)
         return worst
 
     def describe_end(self) -> str:

@@ -65,8 +65,8 @@ RULES = EndRules(
     one_failure_is_all=True, mendable=(), workers_first_seconds=5.0, kill_after_seconds=12.0
 )
 _INPUT_TAKEN = (
-    "stdin goes to every worker, from its beginning: this command consumes the stdin of a shell "
-    "loop around it; there, give < /dev/null"
+    "every worker receives the whole stdin of this command, so the command consumes the stdin of "
+    "a shell loop around it; in a loop, give < /dev/null"
 )
 _READS_INPUT = re.compile(rb"\bstdin\b|\binput\(|\bfileinput\b|\bopen\(0\b")
 #: Prefixes of flags that the Cluster role gives to workers and `thinwire run` does not.
@@ -104,7 +104,8 @@ def complete_flags(script: Sequence[str]) -> list[str]:
     target = ScriptTarget.of(script)
     if FLAGS.model_from != "worker":
         raise ConfigurationError(
-            f"--model_from={FLAGS.model_from}: the script brings the model; leave it out."
+            f"--model_from={FLAGS.model_from}: with `thinwire run`, the script provides the "
+            "model; leave --model_from out."
         )
     if misplaced := script_flags.misplaced(target, [*FLAGS]):
         logging.warning("%s", misplaced)
@@ -288,7 +289,7 @@ class _ScriptRun:
         if code == EXIT_DONE:
             return
         if code == EXIT_INTERRUPTED and self._first is None:
-            logging.info("interrupted; the same command resumes the run")
+            logging.info("the run is interrupted; the same command resumes the run")
         else:
             logging.error("%s", self._reason())
 
@@ -453,14 +454,18 @@ class _ScriptRun:
         ]
         if failed:
             names = ", ".join(map(str, failed))
-            logging.error("failed too: worker %s; see %s", names, self._run.run_dir / "logs")
+            logging.error(
+                "also failed: worker %s; the logs of all nodes are in %s",
+                names,
+                self._run.run_dir / "logs",
+            )
         try:
             summary = json.loads((self._run.run_dir / "summary.json").read_text())
         except (OSError, ValueError):
             summary = {}
         if code == EXIT_DONE and summary and self._has_report:
             logging.info(
-                "finished (%s): %d updates in %.1f s",
+                "the run has finished (%s): %d updates in %.1f s",
                 summary["stop_reason"],
                 summary["updates"],
                 summary["seconds"],

@@ -65,7 +65,7 @@ def _kubernetes(environment: Environment) -> ClusterPosition | None:
     if WORKERS_VARIABLE not in environment:
         raise ConfigurationError(
             f"JOB_COMPLETION_INDEX={rank} and {PS_VARIABLE} are set, but the number of workers is "
-            f"not known; set {WORKERS_VARIABLE} to the Job's completions."
+            f"unknown; set {WORKERS_VARIABLE} to the Job's completions."
         )
     return _worker(rank, _number(environment, WORKERS_VARIABLE), _shards(environment, "", ""))
 
@@ -84,8 +84,9 @@ NAMES = tuple(_SCHEDULERS)
 def _worker(rank: int, count: int, shards: tuple[str, ...]) -> ClusterPosition:
     if not 0 <= rank < count:
         raise ConfigurationError(
-            f"this process has rank {rank} of {count}; expected 0 to {count - 1}. Correct the "
-            "scheduler's variables, or give distribute() id_worker and nb_workers."
+            f"this process has rank {rank} of {count} processes; expected a rank from 0 to "
+            f"{count - 1}. Correct the scheduler's variables, or give distribute() id_worker and "
+            "nb_workers."
         )
     return ClusterPosition("Worker", rank + 1, shards, count)
 
@@ -97,7 +98,8 @@ def _shards(environment: Environment, host: str, variable: str) -> tuple[str, ..
         return tuple(address.strip() for address in addresses.split(","))
     if not host:
         raise ConfigurationError(
-            f"{variable} names no host, so the PS is not known; set {PS_VARIABLE}=host:port."
+            f"environment variable {variable} names no host, so the PS address is unknown; set "
+            f"{PS_VARIABLE}=host:port."
         )
     return (f"{host}:{_DEFAULT_PORT}",)
 
@@ -105,5 +107,7 @@ def _shards(environment: Environment, host: str, variable: str) -> tuple[str, ..
 def _number(environment: Environment, name: str, default: int = 0) -> int:
     text = environment.get(name, str(default))
     if not text.isdecimal():
-        raise ConfigurationError(f"{name}={text!r}: expected a number from 0.")
+        raise ConfigurationError(
+            f"environment variable {name}={text!r}; expected a whole number, 0 or more."
+        )
     return int(text)

@@ -210,7 +210,7 @@ class Ssh:
         Raises:
             HostFailed: The host cannot be reached, or it failed to unpack the archive.
         """
-        logging.info("copying the code to %s:%s", host, folder)
+        logging.info("copying the code to host %s, folder %s", host, folder)
         line = (
             f"mkdir -p -- {shlex.quote(folder)} && exec tar -x -z -o -f - -C {shlex.quote(folder)}"
         )
@@ -257,7 +257,7 @@ def probe_answer(written: str) -> dict[str, Any]:
     for line in written.splitlines():
         if line.startswith(_PROBE_MARK):
             return dict(json.loads(line.removeprefix(_PROBE_MARK)))
-    raise HostFailed("its shell or Python gave no answer; is --remote_python right?")
+    raise HostFailed("its shell or Python gave no answer; check --remote_python")
 
 
 class SshLauncher:
@@ -437,8 +437,9 @@ class SshLauncher:
             infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         except OSError as error:
             raise ConfigurationError(
-                f"{_where(host)}: no address is known for {name!r} ({error}); write the address "
-                "into the file, or give --interface, the interface of that host for its PS."
+                f"{_where(host)}: the host {name!r} has no known address ({error}); write its "
+                "address into the hosts file, or give --interface, the network interface on which "
+                "the host's PS listens."
             ) from error
         ordered = sorted(infos, key=lambda each: each[0] != socket.AF_INET)  # IPv4 addresses first
         return str(ordered[0][4][0])
@@ -467,8 +468,8 @@ class SshLauncher:
         for host, bind in zip(shards, self._binds, strict=True):
             if bind not in _ANY and _is_address(FLAGS.interface) and len(set(shards)) > 1:
                 raise ConfigurationError(
-                    f"--interface={bind} is the address of one host, and {len(set(shards))} hosts "
-                    "have a PS; give the interface's name, or 0.0.0.0 for all addresses."
+                    f"--interface={bind} is the address of one host, but {len(set(shards))} hosts "
+                    "run a PS; give the name of a network interface, or 0.0.0.0 for all addresses."
                 )
             remote_hosts = [
                 other
@@ -477,7 +478,7 @@ class SshLauncher:
             ]
             if is_loopback(bind) and remote_hosts:
                 raise ConfigurationError(
-                    f"{_where(host)}: the PS of this host would listen on {bind}, which "
+                    f"{_where(host)}: the PS of this host would listen on {bind}, which the host "
                     f"{remote_hosts[0]} cannot reach; write an address that all hosts can reach, "
                     "or set --interface."
                 )
@@ -508,7 +509,7 @@ def _ssh_options() -> list[str]:
         return shlex.split(FLAGS.ssh_options)
     except ValueError as error:
         raise ConfigurationError(
-            f"--ssh_options={FLAGS.ssh_options!r}: {error}; quote it as for a shell."
+            f"--ssh_options={FLAGS.ssh_options!r}: {error}; quote the options as for a shell."
         ) from error
 
 

@@ -84,10 +84,9 @@ def parse(text: str) -> ClusterPosition | None:
 
 def _bad(what: str) -> ConfigurationError:
     return ConfigurationError(
-        f"TF_CONFIG: {what}. Expected "
-        '{"cluster": {"ps": ["host:port"], "worker": ["host:port"]}, '
-        '"task": {"type": "worker", "index": 0}}; correct TF_CONFIG, or unset it and give '
-        "--type_node, --id_worker or --id_ps, and --ps_hosts."
+        f'environment variable TF_CONFIG: {what}. Expected {{"cluster": {{"ps": ["host:port"], '
+        '"worker": ["host:port"]}, "task": {"type": "worker", "index": 0}}; correct TF_CONFIG, or '
+        "unset it and give --type_node, --id_worker or --id_ps, and --ps_hosts."
     )
 
 
@@ -145,7 +144,10 @@ def fill(values: flags.FlagValues, text: str) -> None:
     """
     if values["type_node"].present and values["type_node"].value not in _ROLES.values():
         if text.strip():
-            logging.info("--type_node=%s does not read TF_CONFIG", values["type_node"].value)
+            logging.info(
+                "a node with --type_node=%s does not read the environment variable TF_CONFIG",
+                values["type_node"].value,
+            )
         return
     place = parse(text)
     if place is not None:
@@ -165,7 +167,13 @@ def fill_position(values: flags.FlagValues, place: ClusterPosition, source: str)
     """
     for name, value in _settings(values, place, source).items():
         if values[name].present:
-            logging.info("--%s=%s wins over %s's %s", name, values[name].value, source, value)
+            logging.info(
+                "flag --%s=%s takes precedence over the value in %s, which is %s",
+                name,
+                values[name].value,
+                source,
+                value,
+            )
         else:
             values.set_default(name, value)
             logging.info("--%s=%s, from %s", name, value, source)
@@ -185,7 +193,7 @@ def _settings(values: flags.FlagValues, place: ClusterPosition, source: str) -> 
     # shard.
     dialed = ("port",) if role == "PS" else ("ip_PS", "port")
     if any(values[name].present for name in dialed) or values["ps_hosts"].present:
-        logging.info("the addresses of flags win over %s's", source)
+        logging.info("the addresses in flags take precedence over the addresses in %s", source)
         return settings
     if not place.shards:
         raise _bad("its cluster has no ps, and no flag gives the address of one")

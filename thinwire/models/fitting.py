@@ -41,8 +41,8 @@ def check_examples(model: Any, images: Any, labels: NDArray[Any], part: str = "t
         highest = int(labels.max())
         if highest >= outputs[-1]:
             raise ConfigurationError(
-                f"the {part} labels go up to {highest}, but model {model.name!r} has {outputs[-1]} "
-                f"outputs; expected labels 0 to {outputs[-1] - 1}. {_MEND}"
+                f"the {part} labels go up to {highest}, but model {model.name!r} has "
+                f"{outputs[-1]} outputs; expected labels from 0 to {outputs[-1] - 1}. {_MEND}"
             )
 
 

@@ -47,7 +47,7 @@ def ensure_compiled_loss(
     if isinstance(compiled_loss, list | tuple | dict):
         raise ConfigurationError(
             f"Model {model.name!r} is compiled with several losses ({compiled_loss!r:.80}); "
-            "expected one. Compile the model with one loss for one output."
+            "expected one loss. Compile the model with one loss for one output."
         )
     try:
         loss = keras.losses.get(compiled_loss)

@@ -68,8 +68,8 @@ def build_network(
     """
     if network not in NETWORKS:
         raise ConfigurationError(
-            f"--network {network} is not known; expected one of {', '.join(NETWORKS)}, or --model "
-            "with your own file."
+            f"--network {network} is unknown; expected one of {', '.join(NETWORKS)}, or --model "
+            "with a file of your own."
         )
     import keras
 
@@ -97,8 +97,8 @@ def load_user_model(path: str) -> ModuleType:
     file = Path(path).resolve()
     if not file.is_file() or file.suffix != ".py":
         raise ConfigurationError(
-            f"--model {path} is not a Python file (looked at {file}); expected a .py file with "
-            "build_model(). Correct the path."
+            f"--model {path} is not a Python file (the resolved path is {file}); expected a .py "
+            "file with build_model(). Correct the path."
         )
     spec = importlib.util.spec_from_file_location(_USER_MODULE, file)
     if spec is None or spec.loader is None:
@@ -113,12 +113,13 @@ def load_user_model(path: str) -> ModuleType:
         del sys.modules[_USER_MODULE]
         raise ConfigurationError(
             f"--model {path} failed on import: {type(error).__name__}: {error}. Expected a file "
-            "that only defines build_model() and load_data(); run it alone to see where it fails."
+            "that only defines build_model() and load_data(); run the file alone to see where it "
+            "fails."
         ) from error
     if not callable(getattr(module, "build_model", None)):
         raise ConfigurationError(
-            f"--model {path} has no function build_model(); expected one without arguments that "
-            "returns a keras.Model. Add it."
+            f"--model {path} has no function build_model(); expected a function without arguments "
+            "that returns a keras.Model. Add the function."
         )
     return module
 
@@ -145,11 +146,11 @@ def build_user_model(module: ModuleType, seed: int) -> keras.Model:
     except Exception as error:
         raise ConfigurationError(
             f"build_model() of {where} failed: {type(error).__name__}: {error}. Expected a "
-            "keras.Model; call it alone to see where it fails."
+            "function that returns a keras.Model; call the function alone to see where it fails."
         ) from error
     if not isinstance(model, keras.Model):
         raise ConfigurationError(
-            f"build_model() of {where} returned a {type(model).__name__}; expected a keras.Model. "
-            "Return the model itself."
+            f"build_model() of {where} returned an object of type {type(model).__name__}; "
+            "expected a keras.Model. Return the model itself."
         )
     return model

@@ -63,8 +63,8 @@ def _top5_sums(labels: Any, outputs: Any, loss: Any) -> dict[str, Any]:
 
     if outputs.shape[-1] <= _TOP:
         raise ConfigurationError(
-            f"--top5: the model has {outputs.shape[-1]} classes; expected more than {_TOP}. "
-            "Leave --top5 out."
+            f"--top5: the model has {outputs.shape[-1]} classes; expected more than {_TOP} "
+            "classes. Leave --top5 out."
         )
     classes, values = tf.cast(labels, tf.int64), tf.cast(outputs, tf.float32)
     return {"right": _total(tf.math.in_top_k(classes, values, _TOP)), "all": _size(labels)}

@@ -59,14 +59,16 @@ class LabelForm:
         is_number = is_whole or np.issubdtype(array.dtype, np.floating) or array.dtype == bool
         kind_fits = is_whole if self.dtype == "int32" else is_number
         if array.ndim not in self.ranks or not kind_fits:
-            raise ValueError(f"is {array.dtype} {array.shape}. Expected {self.text}")
+            raise ValueError(
+                f"is an array of dtype {array.dtype} and shape {array.shape}. Expected {self.text}"
+            )
         if self.dtype == "int32" and array.size and array.min() < 0:
-            raise ValueError(f"has a negative number, {array.min()}. Expected {self.text}")
+            raise ValueError(f"has the negative value {array.min()}. Expected {self.text}")
         converted: NDArray[Any] = array.astype(self.dtype)
         if not np.isfinite(converted).all():
-            raise ValueError(f"has a NaN or infinity. Expected {self.text}")
+            raise ValueError(f"has a value that is NaN or infinite. Expected {self.text}")
         if self.highest is not None and not np.isin(converted, (0, self.highest)).all():
-            raise ValueError(f"is not 0 or {self.highest:g} everywhere. Expected {self.text}")
+            raise ValueError(f"has values other than 0 and {self.highest:g}. Expected {self.text}")
         return converted[:, None] if converted.ndim < max(self.ranks) else converted
 
     def check_outputs(self, model: Any, labels: Any, outputs: Any) -> None:
@@ -87,10 +89,10 @@ class LabelForm:
         label_shape, output_shape = tuple(labels.shape[1:]), tuple(outputs.shape[1:])
         if self.as_outputs and label_shape != output_shape:
             raise ConfigurationError(
-                f"Model {model.name!r} gives outputs of shape {output_shape} for each example, but "
-                f"the labels have {label_shape}; expected equal shapes. With --network, set "
-                "--nb_classes to the number of labels per example. With --model, correct "
-                "build_model() or load_data()."
+                f"Model {model.name!r} gives outputs of shape {output_shape} for each example, "
+                f"but the labels of an example have the shape {label_shape}; expected equal "
+                "shapes. With --network, set --nb_classes to the number of labels per example. "
+                "With --model, correct build_model() or load_data()."
             )
 
 
@@ -268,7 +270,8 @@ def check_choice(task: str, network: str | None, dataset: str, nb_classes: int) 
     row = TASKS[task]
     if nb_classes < row.least_classes:
         raise ConfigurationError(
-            f"--nb_classes={nb_classes}: expected at least {row.least_classes} for --task={task}."
+            f"--nb_classes={nb_classes}: expected at least {row.least_classes} classes or outputs "
+            f"for --task={task}."
         )
     fitting = {"network": (network, row.networks), "dataset": (dataset, row.datasets)}
     for name, (choice, allowed) in fitting.items():
@@ -276,6 +279,6 @@ def check_choice(task: str, network: str | None, dataset: str, nb_classes: int) 
             tasks = [key for key, row in TASKS.items() if choice in getattr(row, f"{name}s")]
             raise ConfigurationError(
                 f"--{name}={choice} fits --task={' or '.join(tasks)}, but this run has "
-                f"--task={task}; expected --{name}={'|'.join(allowed)}, or --model with your own "
-                "file."
+                f"--task={task}; expected --{name}={'|'.join(allowed)}, or --model with a file of "
+                "your own."
             )

@@ -177,8 +177,8 @@ class StandardInput:
                     self._changed.notify_all()
         except OSError as error:
             logging.error(
-                "stdin: %s. The script's processes receive no more input; free space in %s, or "
-                "give the input as a file.",
+                "the launcher cannot forward stdin: %s. The script's processes receive no more "
+                "input; free space in folder %s, or give the input as a file.",
                 error.strerror or error,
                 self._folder,
             )

@@ -56,8 +56,8 @@ def PS(  # noqa: N802 - AdaComp's name
     shared = _shared(chosen.run, model)
     if chosen.run.nb_ps > 1:
         raise ConfigurationError(
-            f"nb_ps={chosen.run.nb_ps}: PS() is one shard; expected 1. Start several with "
-            "main.py --type_node=PS."
+            f"nb_ps={chosen.run.nb_ps}: PS() starts only one shard; expected nb_ps=1. Start "
+            "several shards with main.py --type_node=PS."
         )
     server = ServerHandle(chosen, shared, num_train).start()
     with _ended_by_signals(lambda number, frame: server.stop()):
@@ -112,7 +112,9 @@ def Worker(  # noqa: N802 - AdaComp's name
 def _read(args: Any, settings: dict[str, Any], type_node: str) -> ScriptSettings:
     chosen = read_settings(args, settings, type_node=type_node, builds_model=True)
     if chosen.local:
-        raise ConfigurationError(f"mode {LOCAL} trains without a server; expected another mode.")
+        raise ConfigurationError(
+            f"mode {LOCAL} trains without a parameter server; expected a mode with a server."
+        )
     return chosen
 
 
@@ -126,13 +128,14 @@ def _shard_of(dataset: tuple[Any, Any], run: Run, id_worker: int, num_train: int
         images, labels = (np.asarray(part) for part in dataset)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"dataset is a {type(dataset).__name__}; expected (images, labels), two arrays."
+            f"the dataset has the type {type(dataset).__name__}; expected (images, labels), two "
+            "arrays."
         ) from error
     whole = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
     if not whole or len(images) != len(labels):
         raise ConfigurationError(
-            f"dataset has images of shape {images.shape} and {labels.dtype} labels of shape "
-            f"{labels.shape}; expected a whole number for each image."
+            f"the dataset has images of shape {images.shape}, and labels of dtype {labels.dtype} "
+            f"and shape {labels.shape}; expected one whole number as the label of each image."
         )
     check_batch_size(run.batch_size, len(labels), run.data.partition)
     labels = labels.astype(np.int32)

@@ -148,17 +148,17 @@ class GradientSGD(LeavesOnExit):
             number = self._numbers.get(id(variable))
             if number is None:
                 raise ConfigurationError(
-                    f"{getattr(variable, 'path', variable)!s:.80} is not shared; expected "
-                    "variables in W_global (all trainable variables if W_global is empty). Train "
-                    "this variable with a separate optimizer."
+                    f"{getattr(variable, 'path', variable)!s:.80} is not shared with the "
+                    "parameter server; expected variables in W_global (all trainable variables if "
+                    "W_global is empty). Train this variable with a separate optimizer."
                 )
             if gradient is None:
                 continue
             tensor, values = spec.tensors[number], _dense(gradient)
             if values.shape != tensor.shape:
                 raise ConfigurationError(
-                    f"the gradient of {tensor.path} has the shape {values.shape}; expected "
-                    f"{tensor.shape}."
+                    f"the gradient of variable {tensor.path} has the shape {values.shape}; "
+                    f"expected the variable's shape, {tensor.shape}."
                 )
             flat[spec.offsets[number] : spec.offsets[number + 1]] = values.ravel()
         return flat
@@ -180,8 +180,8 @@ class _Momentum:
         self.momentum = 0.0 if momentum is None else momentum
         if not (0 < self.rate < float("inf") and 0 <= self.momentum < 1):
             raise ConfigurationError(
-                f"lr={self.rate}, momentum={self.momentum}: expected lr above 0 and 0 <= momentum "
-                "< 1."
+                f"GradientSGD with lr={self.rate}, momentum={self.momentum}: expected lr above 0 "
+                "and 0 <= momentum < 1."
             )
         self.weights, self.stopped, self.stop_reason = weights, False, ""
         self._weight_decay = np.float32(weight_decay)
@@ -222,9 +222,10 @@ def _check_compiled(optimizer: Any) -> None:
             f" with {differing[0]}" if type(optimizer) is SGD else ""
         )
         raise ConfigurationError(
-            f"the model is compiled with {description}, which GradientSGD would drop; expected "
-            "plain SGD. Give GradientSGD lr and momentum if plain steps are meant, or train by "
-            "thinwire.distribute(model) and model.fit(...), which keep the compiled optimizer."
+            f"the model is compiled with {description}, which GradientSGD would not apply; "
+            "expected plain SGD. Give GradientSGD lr and momentum if plain steps are meant, or "
+            "train by thinwire.distribute(model) and model.fit(...), which keep the compiled "
+            "optimizer."
         )
 
 
@@ -233,8 +234,8 @@ def warn_of_other_rate(name: str, rate: float | None, session: Session) -> None:
     server = session.part.core.learning_rate
     if rate is not None and abs(rate - server) > RATE_TOLERANCE * server:
         logging.warning(
-            "%s=%g has no effect: the server's learning rate counts, now %g (--learning_rate and "
-            "--lr_schedule of the server)",
+            "%s=%g in the script has no effect: the parameter server determines the learning "
+            "rate, which is now %g (--learning_rate and --lr_schedule of the server)",
             name,
             rate,
             server,

@@ -78,25 +78,28 @@ def init_server(
     """
     if model is None:
         raise ConfigurationError(
-            "init_server() was given no model; expected the Keras model that the workers build."
+            "init_server() received no model; expected the Keras model that the workers build."
         )
     defaults = {"linger_seconds": _LINGER_SECONDS}
     chosen = read_settings(args, settings, type_node="PS", defaults=defaults)
     if chosen.local:
-        raise ConfigurationError("mode msgd trains without a server; do not call init_server().")
+        raise ConfigurationError(
+            "mode msgd trains without a parameter server; do not call init_server()."
+        )
     if chosen.run.model_is_offered:
         raise ConfigurationError(
-            "model_from=worker: init_server() has the model already; leave model_from out."
+            "model_from=worker: init_server() receives the model as an argument, not from a "
+            "worker; leave model_from out."
         )
     if chosen.run.nb_ps > 1:
         raise ConfigurationError(
-            f"nb_ps={chosen.run.nb_ps}: a script's server is one shard; expected 1. Start several "
-            "with main.py --type_node=PS --model=FILE."
+            f"nb_ps={chosen.run.nb_ps}: a server that a script starts has one shard; expected "
+            "nb_ps=1. Start several shards with main.py --type_node=PS --model=FILE."
         )
     if chosen.run.epochs is not None and num_train is None:
         raise ConfigurationError(
-            f"epochs={chosen.run.epochs:g}: the server does not know the training set; expected "
-            "num_train, its size."
+            f"epochs={chosen.run.epochs:g}: the parameter server does not know the training set; "
+            "expected the argument num_train, the number of training examples."
         )
     return ServerHandle(chosen, SharedModel.of(model), num_train)
 
@@ -156,7 +159,10 @@ class ServerHandle:
             ConfigurationError: Another process uses the server's port, or `start` was called twice.
         """
         if self._thread is not None:
-            raise ConfigurationError("start() was called twice; expected once for each server.")
+            raise ConfigurationError(
+                "start() was called twice for a parameter server; expected one call for each "
+                "server."
+            )
         must_serve = self._shard.start()
         self._thread = threading.Thread(target=self._serve, name="thinwire-server", daemon=True)
         if must_serve:

@@ -219,10 +219,10 @@ class Session:
             )
         if self.takes_weights and (self.own.weight_decay or self.own.clip_norm):
             raise ConfigurationError(
-                "--worker_weight_decay and --clip_norm change gradients, and with "
-                "--local_optimizer=script the script's optimizer has stepped by them already. "
-                "Leave them out, and give that optimizer weight_decay, clipnorm or "
-                "global_clipnorm."
+                "--worker_weight_decay and --clip_norm change gradients, but with "
+                "--local_optimizer=script the script's optimizer has already applied the "
+                "unchanged gradients. Leave the two flags out, and give that optimizer "
+                "weight_decay, clipnorm or global_clipnorm."
             )
         self._present = False
         # saved engine state of this worker's previous incarnation (process)
@@ -297,7 +297,8 @@ class Session:
         offer, variables = self.offer, self.shared.variables
         if offer is None or not offer.optimizers:
             raise ConfigurationError(
-                "no PS steps with this script's optimizer, so there are no optimizer slots"
+                "in this run, no PS applies the script's optimizer, so the PS shards have no "
+                "optimizer slots"
             )
         return [
             OwnSlots(optimizer, described, [variables[number] for number in numbers])
@@ -430,8 +431,8 @@ class Session:
         saved = self._kept(self, last) if self._saved is None else self._saved
         if saved is not None and not self.part.core.restore(saved, last):
             logging.warning(
-                "worker state is from step %d but the shards applied step %d: dropping the codec's "
-                "residual",
+                "this worker's saved state is from step %d, but the PS shards have applied step "
+                "%d: dropping the codec's residual (the unsent part of earlier updates)",
                 *(saved["step"], last),
             )
         self._present = True
@@ -707,7 +708,9 @@ class Session:
             self.part.closing.set()
             self._exchanges = BackgroundCalls("exchange")
         except Exception as error:  # noqa: BLE001 - this worker leaves the run anyway
-            logging.info("the unfinished exchange failed while this worker left the run: %s", error)
+            logging.info(
+                "this worker's last exchange failed while the worker left the run: %s", error
+            )
 
     def _new_part(self, statistics: Float32) -> WorkerSession:
         """Return the session of a new incarnation (one process) of this worker, not joined yet.
@@ -795,7 +798,8 @@ def needed_size(codec: Codec, num_train: int | None) -> int:
     warms_up = any(isinstance(wrapper, WarmUp) for wrapper in wrappers_of(codec))
     if warms_up and not num_train:
         raise ConfigurationError(
-            f"num_train={num_train}: the codec sends more in the first epochs, so it must know how "
-            "large the whole training set is; give num_train, or warmup_epochs=0 to all nodes."
+            f"num_train={num_train}: the codec sends more entries in the first epochs, so the "
+            "size of the whole training set must be known; give all nodes num_train, or "
+            "warmup_epochs=0."
         )
     return num_train or 0

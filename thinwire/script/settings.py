@@ -174,8 +174,8 @@ def _position() -> tuple[str, ClusterPosition | None] | None:
         return position
     if position is not None:
         raise ConfigurationError(
-            f"{environment.VARIABLE} has --id_worker, and {position[0]} numbers the workers too; "
-            f"leave --id_worker out of {environment.VARIABLE}."
+            f"the environment variable {environment.VARIABLE} has --id_worker, but {position[0]} "
+            f"numbers the workers too; leave --id_worker out of {environment.VARIABLE}."
         )
     return environment.VARIABLE, None
 
@@ -238,8 +238,9 @@ def read_settings(
     run = run_flags.read_run(values)
     if not builds_model and run.method.collective != THROUGH_PS:
         raise ConfigurationError(
-            f"--collective={run.method.collective}: workers of scripts exchange through the PS; "
-            f"expected {THROUGH_PS}. Use main.py --type_node=Worker for other collectives."
+            f"--collective={run.method.collective}: workers that run a script exchange updates "
+            f"through the PS; expected --collective={THROUGH_PS}. Use main.py --type_node=Worker "
+            "for other collectives."
         )
     if (
         not builds_model
@@ -248,8 +249,8 @@ def read_settings(
         and not run.model_is_offered
     ):
         raise ConfigurationError(
-            "--overlap: a script whose PS builds the model from flags cannot overlap its steps "
-            "with exchanges; leave --overlap out, or start the script by thinwire run."
+            "--overlap: a script whose PS builds the model from flags cannot overlap its training "
+            "steps with exchanges; leave --overlap out, or start the script with `thinwire run`."
         )
     for warning in run.method.warnings:
         logging.warning("%s", warning)
@@ -284,7 +285,7 @@ def _environment_words(elsewhere: Mapping[str, str]) -> list[str]:
     words_by_flag = environment.flags_of(os.environ, ALL_TOPICS)
     for name in sorted(words_by_flag.keys() & elsewhere.keys()):
         logging.warning(
-            "%s: this script ignores --%s: %s", environment.VARIABLE, name, elsewhere[name]
+            "%s: this script ignores the flag --%s: %s", environment.VARIABLE, name, elsewhere[name]
         )
     return [
         word
@@ -312,8 +313,8 @@ def _launched_settings(launched: LaunchedScript, words: Sequence[str]) -> Script
             continue
         if name not in _OWN or launcher_flag.present:
             raise ConfigurationError(
-                f"the script gives distribute() {name}={script_flag.value}, and `thinwire run` has "
-                f"--{name}={launcher_flag.value}; leave {name} out of the script, or give "
+                f"the script gives distribute() {name}={script_flag.value}, but `thinwire run` "
+                f"has --{name}={launcher_flag.value}; leave {name} out of the script, or give "
                 f"`thinwire run` --{name}={script_flag.value}."
             )
         values[name].value = script_flag.value
@@ -327,7 +328,7 @@ def _as_names(args: Any, elsewhere: Mapping[str, str]) -> tuple[dict[str, Any], 
     if isinstance(args, str):
         raise ConfigurationError(
             f"args={args!r:.80}: expected a namespace, a mapping, or a list of words such as "
-            "['--nb_workers=2']; split it."
+            "['--nb_workers=2']; split the string into words."
         )
     if isinstance(args, Mapping):
         return {name: value for name, value in args.items() if value is not None}, []
@@ -350,7 +351,8 @@ def _of_namespace(args: Any, elsewhere: Mapping[str, str]) -> Iterator[tuple[str
     everything = args.flag_values_dict() if is_absl else getattr(args, "__dict__", None)
     if everything is None:
         raise ConfigurationError(
-            f"args is a {type(args).__name__}; expected a namespace, a mapping, or a list of words."
+            f"args has the type {type(args).__name__}; expected a namespace, a mapping, or a list "
+            "of words."
         )
     for name, value in everything.items():
         if name in _OPTIONS or name == "mode":
@@ -358,8 +360,8 @@ def _of_namespace(args: Any, elsewhere: Mapping[str, str]) -> Iterator[tuple[str
                 yield name, value
         elif (near := _nearest(name)) is not None:
             raise ConfigurationError(
-                f"args.{name} is not a flag of Thinwire, but nearly --{near}. Rename the argument, "
-                "or give a mapping with the settings for Thinwire only."
+                f"args.{name} is not a flag of Thinwire, but its name resembles --{near}. Rename "
+                "the argument, or give a mapping with the settings for Thinwire only."
             )
 
 
@@ -370,12 +372,14 @@ def _nearest(name: str) -> str | None:
 
 def _check_name(name: str, elsewhere: Mapping[str, str]) -> None:
     if name in elsewhere:
-        raise ConfigurationError(f"{name} is not for scripts: {elsewhere[name]}. Leave it out.")
+        raise ConfigurationError(
+            f"the setting {name} is not for scripts: {elsewhere[name]}. Leave the setting out."
+        )
     if name not in _OPTIONS and name != "mode":
         near = difflib.get_close_matches(name, [*_OPTIONS, "mode"], 1, 0.0)
         raise ConfigurationError(
-            f"{name} is no setting of Thinwire; did you mean {near[0]}? Expected the name of a "
-            "flag of main.py (python main.py --help)."
+            f"the argument {name} is no setting of Thinwire; did you mean {near[0]}? Expected the "
+            "name of a flag of main.py (python main.py --help)."
         )
 
 
@@ -388,8 +392,8 @@ def _translate_mode(named: dict[str, Any]) -> bool:
     modes = {str(named.pop(name)).lower() for name in ("mode", "method") if name in named}
     if len(modes) > 1:
         raise ConfigurationError(
-            f"mode and method were both given, and differ ({', '.join(sorted(modes))}); give only "
-            "one of the two."
+            "mode and method were both given, and name different training methods "
+            f"({', '.join(sorted(modes))}); give only one of the two."
         )
     if not modes:
         return False
@@ -452,5 +456,5 @@ def _parse(values: flags.FlagValues, words: Sequence[str]) -> None:
         raise ConfigurationError(f"{error}") from error
     if extra_words:
         raise ConfigurationError(
-            f"args has {extra_words[0]!r}: expected words such as --nb_workers=2."
+            f"args has the word {extra_words[0]!r}; expected words such as --nb_workers=2."
         )

@@ -104,7 +104,7 @@ def _distribution(text: str) -> StepTime:
     for parameter, value in zip(shape.parameters, values, strict=True):
         _checked(value, parameter)
     if name == "uniform" and values[0] > values[1]:
-        raise ConfigurationError(f"--{_FLAG}={text!r}: expected low <= high.")
+        raise ConfigurationError(f"--{_FLAG}={text!r}: expected bounds with LOW <= HIGH.")
     return StepTime(name, tuple(values))
 
 
@@ -191,9 +191,9 @@ def parse_outages(text: str, nb_workers: int) -> tuple[Outage, ...]:
             first, second = sorted((current, other), key=lambda outage: outage.start)
             if current.worker == other.worker and (first.end is None or second.start <= first.end):
                 raise ConfigurationError(
-                    f"--sim_failures={text!r}: worker {current.worker} dies again at "
-                    f"{second.start:g} before it is back; expected outages of one worker not to "
-                    "overlap."
+                    f"--sim_failures={text!r}: worker {current.worker} dies again at second "
+                    f"{second.start:g}, before its return; expected outages of a worker that do "
+                    "not overlap."
                 )
     return outages
 
@@ -205,12 +205,13 @@ def _outage(text: str, nb_workers: int) -> Outage:
         end = None if match[3] is None else float(match[3])  # type: ignore[index]
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"--sim_failures: {text!r} is not WORKER@SECONDS-SECONDS; expected for example 2@30-60 "
-            "(worker 2 is dead from second 30 to 60) or 2@30 (worker 2 dies for good)."
+            f"--sim_failures: the outage {text!r} is not WORKER@SECONDS-SECONDS; expected for "
+            "example 2@30-60 (worker 2 is dead from second 30 to 60) or 2@30 (worker 2 dies for "
+            "good)."
         ) from error
     if not 1 <= worker <= nb_workers or (end is not None and end <= start):
         raise ConfigurationError(
-            f"--sim_failures: {text!r}: expected a worker in 1..{nb_workers} (--nb_workers) and a "
-            "return time after the failure."
+            f"--sim_failures: the outage {text!r} is not valid; expected a worker in "
+            f"1..{nb_workers} (--nb_workers) and a return time after the failure."
         )
     return Outage(worker, start, end)

@@ -27,39 +27,41 @@ TOPICS = (
             words(
                 "sim_step_seconds",
                 None,
-                "Time of a mini-batch: one value or one per worker (0.1,0.4); or one distribution, "
-                "lognormal:MEAN,SIGMA, uniform:LOW,HIGH or exponential:MEAN, or one per worker, "
-                "separated by semicolons; or trace:FILE with one step per line. --slowdown "
-                "multiplies the time, --step_seconds is its lower bound.",
+                "Computing time of a mini-batch: one value or one per worker (0.1,0.4); or one "
+                "distribution, lognormal:MEAN,SIGMA, uniform:LOW,HIGH or exponential:MEAN, or one "
+                "per worker, separated by semicolons; or trace:FILE with one step per line. "
+                "--slowdown multiplies the time, --step_seconds is its lower bound.",
                 "seconds",
                 unset=f"--step_seconds if given, else {_DEFAULT_STEP}",
             ),
             words(
                 "sim_failures",
                 "",
-                "Deaths of workers: 2@30-60,3@45 kills worker 2 at 30 s and starts it again at "
-                "60 s, and kills worker 3 at 45 s for good.",
+                "Times at which simulated workers die: 2@30-60,3@45 kills worker 2 at 30 s and "
+                "starts it again at 60 s, and kills worker 3 at 45 s for good.",
                 "WORKER@SECONDS-SECONDS",
                 unset="none",
             ),
             comma_list(
                 "sim_server_mbps",
                 "0",
-                "Rate of a shard's own link in each direction, shared by all workers; 0: no limit.",
+                "Rate of a simulated shard's link in each direction, shared by all workers; 0: no "
+                "limit.",
                 "Mbit/s, one for all or one per shard",
             ),
             *advanced(
                 comma_list(
                     "sim_server_seconds",
                     "0",
-                    "Time that a shard takes to process a push; a shard processes pushes in order.",
+                    "Time that a simulated shard takes to process a push; a shard processes "
+                    "pushes in order.",
                     "seconds, one for all or one per shard",
                 ),
                 words(
                     "sim_garbage",
                     "",
-                    "Faulty devices: with 4:1e6, worker 4 sends noise of L2 norm 1e6 instead of "
-                    "its gradients, to test guards like --max_update_norm.",
+                    "Simulated faulty workers: with 4:1e6, worker 4 sends noise of L2 norm 1e6 "
+                    "instead of its gradients, to test guards like --max_update_norm.",
                     "WORKER:L2 norm",
                     unset="none",
                 ),
@@ -112,12 +114,14 @@ def read(run: Run) -> SimulatorFlags:
     """
     if run.method.collective != THROUGH_PS:
         raise ConfigurationError(
-            f"--collective={run.method.collective} is not simulated; use --collective={THROUGH_PS}."
+            f"the Simulator cannot simulate --collective={run.method.collective}; use "
+            f"--collective={THROUGH_PS}."
         )
     if FLAGS.journal == "on":
         raise ConfigurationError(
             "--journal=on: a simulated PS never dies, so its journal would never be read; remove "
-            "the flag. An interrupted simulation is repeated from its start, with equal results."
+            "the flag. The same command repeats an interrupted simulation from its start, with "
+            "equal results."
         )
     worker = worker_flags.read(run.nb_workers)
     worker_flags.refuse_idle_links(run)
@@ -170,8 +174,8 @@ def _per_shard(name: str, most: float, nb_ps: int) -> list[float]:
         ) from error
     if len(values) not in (1, nb_ps):
         raise ConfigurationError(
-            f"--{name} has {len(values)} values; give one, or one for each of the {nb_ps} shards "
-            "(--nb_ps)."
+            f"--{name} has {len(values)} values; expected one value, or one value for each of the "
+            f"{nb_ps} shards (--nb_ps)."
         )
     for value in values:
         if not 0.0 <= value <= most:

@@ -89,14 +89,18 @@ def _play(simulation: Simulation, records: SimulationRecords) -> int:
     with handle_signals(interrupt), records.dashboard:
         reason = simulation.play(records.keep, lambda: bool(interrupted))
     logging.info(
-        "%d updates, %.3f simulated seconds, in %.2f s of this machine, %.2f s of its cores",
+        "simulated %d updates in %.3f simulated seconds; the simulation took %.2f s of real time "
+        "and %.2f s of processor time",
         simulation.shards[0].core.version,
         simulation.clock.now,
         time.perf_counter() - begun[0],
         time.process_time() - begun[1],
     )
     if reason == "interrupted" and not interrupted:
-        logging.error("every worker is dead and no return is scheduled: the run cannot continue")
+        logging.error(
+            "every simulated worker is dead, and --sim_failures schedules no return: the run "
+            "cannot continue"
+        )
     records.finish(reason)
     return EXIT_OF_STOP.get(reason, EXIT_DONE)
 

@@ -200,7 +200,10 @@ class SimulatedShard:
             ValueError: The PS shard's process already runs, or the shard saves no files.
         """
         if self.alive or self.kept is None:
-            raise ValueError(f"shard {self.number} still runs, or has no saved state to start from")
+            raise ValueError(
+                f"simulated shard {self.number} cannot start: it still runs, or has no saved "
+                "state to start from"
+            )
         self.life += 1
         self.alive, self._asleep_until = True, 0.0
         if not self.kept.begin(self):
@@ -221,7 +224,7 @@ class SimulatedShard:
             # restart after a crash could use the same generation number for different weights.
             self._save_now()
         except ConfigurationError as error:
-            logging.error("shard %d cannot start: %s", self.number, error)
+            logging.error("simulated shard %d cannot start: %s", self.number, error)
             self.kill()
             return
         except SimulatedKill:
@@ -264,7 +267,7 @@ class SimulatedShard:
         try:
             self._save_now()
         except ConfigurationError as error:
-            logging.error("the final model cannot be saved: %s", error)
+            logging.error("the final model of the simulation cannot be saved: %s", error)
         except SimulatedKill:
             pass
         self.alive = self.is_open = False

@@ -104,7 +104,11 @@ class SimulatedSaver:
             self.failure = None
         except OSError as error:
             self.failure = error
-            logging.error("cannot write the checkpoint of version %d: %s", version, error)
+            logging.error(
+                "cannot write the simulated shard's checkpoint of model version %d: %s",
+                version,
+                error,
+            )
 
 
 class SimulatedShardStore(SavedShard):

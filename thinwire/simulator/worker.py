@@ -129,8 +129,8 @@ class SimulatedWorker:
         self._exchange.end_life()
 
     def on_unreachable(self) -> None:
-        """End the worker's process, because a PS shard was unreachable for too long."""
-        logging.error("worker %d: a shard is unreachable; the worker gives up", self.number)
+        """End the process, because a shard was unreachable for the whole patience time."""
+        logging.error("simulated worker %d cannot reach a PS shard and leaves the run", self.number)
         self.leave("error")
 
     def freeze(self, seconds: float) -> None:
@@ -160,8 +160,8 @@ class SimulatedWorker:
             return
         if self._divergence.has_diverged:
             logging.warning(
-                "worker %d: too many mini-batches in a row gave no usable update; the worker gives "
-                "up",
+                "simulated worker %d leaves the run: too many consecutive mini-batches gave no "
+                "usable update",
                 self.number,
             )
             self.leave("diverged")

@@ -62,12 +62,12 @@ def find(run: str) -> RecordedRun | str:
         if recorded.is_run:
             return recorded
         raise ConfigurationError(
-            f"{run} is a folder without a run: it has no locks, flags, summary.json or "
+            f"the folder {run} contains no run: it has no locks, flags, summary.json or "
             "metrics.jsonl; give the --run_dir of a run, or host:port of its shard 0."
         )
     if is_address(run):
         return run
     raise ConfigurationError(
-        f"{run} is neither a folder nor host:port; give the --run_dir of a run, or the address of "
-        "its shard 0, for example 127.0.0.1:2223."
+        f"the run {run} is neither a folder nor host:port; give the --run_dir of a run, or the "
+        "address of its shard 0, for example 127.0.0.1:2223."
     )

@@ -61,7 +61,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         type=pathlib.Path,
         default=pathlib.Path("runs"),
-        help="Directory that runs will write to. [folder; default %(default)s]",
+        help=(
+            "Directory to which runs will write; its disk is checked. [folder; default %(default)s]"
+        ),
     )
     add(
         *("--port",),
@@ -73,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
         *("--ps_hosts",),
         metavar="LIST",
         default="",
-        help="Shards to check, separated by commas. [host:port; default none]",
+        help="Addresses of PS shards to check, separated by commas. [host:port; default none]",
     )
     add(
         *("--hosts_file",),
@@ -90,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         *("--remote_python",),
         metavar="PATH",
-        help="Python of the hosts. [path or name; default the path of this Python]",
+        help="Python interpreter on the hosts. [path or name; default the path of this Python]",
     )
     add(
         *("--seconds",),

@@ -32,12 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("address", help="Address of the node. [host:port]")
+    add("address", help="Address of the PS, or of a worker that accepts peers. [host:port]")
     add(
         *("--seconds",),
         type=float,
         default=_PATIENCE_SECONDS,
-        help="Time to wait for an answer. [seconds; default %(default)g]",
+        help="Longest wait for the node's answer. [seconds; default %(default)g]",
     )
     for name, text in (
         ("ca", "Certificate of the authority that signed the node's certificate, in PEM form."),
@@ -48,9 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         add(f"--tls_{name}", metavar="FILE", help=f"{text} [file; default {default}]")
     args = parser.parse_args(arguments)
     if (args.tls_cert is None) != (args.tls_key is None) or (args.tls_cert and not args.tls_ca):
-        parser.error("--tls_cert and --tls_key need each other, and --tls_ca")
+        parser.error(
+            "--tls_cert, --tls_key and --tls_ca belong together; give all three flags, or only "
+            "--tls_ca, or none"
+        )
     if not is_address(args.address):
-        parser.error(f"{args.address} is not host:port; expected for example 127.0.0.1:2223")
+        parser.error(
+            f"the PS address {args.address} is not host:port; expected for example 127.0.0.1:2223"
+        )
     from thinwire.ops.types import ConfigurationError
     from thinwire.proto.grpc.health import HealthCheckFailed, probe
     from thinwire.proto.security import credentials as trust

@@ -141,14 +141,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("system", choices=["kubernetes"], help="Cluster system to write objects for.")
-    add("--name", default="thinwire", help="Prefix of all names. [name; default %(default)s]")
-    add("--image", required=True, help="Image with the script. [image; no default]")
-    add("--script", default="train.py", help="Script in the image. [file; default %(default)s]")
+    add(
+        "--name",
+        default="thinwire",
+        help="Prefix of the names of all Kubernetes objects. [name; default %(default)s]",
+    )
+    add(
+        "--image",
+        required=True,
+        help="Container image that contains the script. [image; no default]",
+    )
+    add(
+        "--script",
+        default="train.py",
+        help="Path of the script in the container image. [file; default %(default)s]",
+    )
     add("--workers", type=int, default=2, help="Number of workers. [count; default %(default)d]")
     add("--shards", type=int, default=1, help="Number of PS shards. [count; default %(default)d]")
-    add("--method", default="bsp", help="The run's method. [name; default %(default)s]")
+    add("--method", default="bsp", help="Training method of the run. [name; default %(default)s]")
     add("--port", type=int, default=2223, help="Port of every shard. [port; default %(default)d]")
-    add("--storage", default="10Gi", help="Volume of each PS. [quantity; default %(default)s]")
+    add(
+        "--storage",
+        default="10Gi",
+        help="Size of the volume of each PS. [quantity; default %(default)s]",
+    )
     add(
         "--storage_class",
         metavar="NAME",
@@ -156,9 +172,22 @@ def _parser() -> argparse.ArgumentParser:
         help="Storage class of the volumes. [name; default the cluster's default]",
     )
     add("--cpus", default="2", help="CPU request of each pod. [quantity; default %(default)s]")
-    add("--memory", default="4Gi", help="Memory of each pod. [quantity; default %(default)s]")
-    add("--gpus", type=int, default=0, help="GPUs of each worker. [count; default %(default)d]")
-    add("--token_file", metavar="FILE", help="File with the token. [file; default a new token]")
+    add(
+        "--memory",
+        default="4Gi",
+        help="Memory request of each pod. [quantity; default %(default)s]",
+    )
+    add(
+        "--gpus",
+        type=int,
+        default=0,
+        help="Number of GPUs of each worker. [count; default %(default)d]",
+    )
+    add(
+        "--token_file",
+        metavar="FILE",
+        help="File with the secret token of the run. [file; default a new token]",
+    )
     add(
         "--certificates",
         metavar="DIR",
@@ -169,7 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--flags",
         default="",
-        help="Flags of every node, for example '--lease_seconds=30'. [words; default none]",
+        help="Flags of every node of the run, such as '--lease_seconds=30'. [words; default none]",
     )
     return parser
 
@@ -186,14 +215,14 @@ def _check(given: argparse.Namespace, flags: Sequence[str]) -> None:
     if min(given.workers, given.shards) < 1 or given.gpus < 0:
         raise ConfigurationError(
             f"--workers={given.workers} --shards={given.shards} --gpus={given.gpus}: expected at "
-            "least 1, 1 and 0."
+            "least 1 worker, 1 shard and 0 GPUs."
         )
     for flag in flags:
         name = flag.removeprefix("--").partition("=")[0]
         if not flag.startswith("--") or name in _OWN:
             raise ConfigurationError(
-                f"{flag}: expected --flag=value for all nodes; omit it. The objects set "
-                f"{', '.join(f'--{each}' for each in _OWN)}."
+                f"{flag}: expected a --flag=value that holds for all nodes; leave the flag out. "
+                f"The Kubernetes objects set {', '.join(f'--{each}' for each in _OWN)}."
             )
 
 
@@ -213,8 +242,9 @@ def _certificates(folder: pathlib.Path, workers: int, shards: int) -> dict[str, 
     missing = [name for name in ("ca.crt", *files) if not (folder / name).is_file()]
     if missing:
         raise ConfigurationError(
-            f"--certificates={folder} has no {missing[0]}; create it with `thinwire certificates "
-            f"--out {folder} --shards {shards} --workers {workers} --hosts ...`."
+            f"--certificates={folder} has no file {missing[0]}; create the certificates with "
+            f"`thinwire certificates --out {folder} --shards {shards} --workers {workers} --hosts "
+            "...`."
         )
     return {name: read_bounded(folder / name) for name in ("ca.crt", *files)}
 

@@ -227,7 +227,10 @@ class Exchange:
         """
         reply = self._settle(number)
         if reply is None:
-            raise ConfigurationError(f"{self.shards[number].address} rejected a pull as not finite")
+            raise ConfigurationError(
+                f"the shard {self.shards[number].address} rejected a pull of the model as not "
+                "finite"
+            )
         return reply
 
     def _settle(self, number: int) -> ShardReply | None:
@@ -240,15 +243,17 @@ class Exchange:
                 *([lambda: self._look_after(open_shards)] if open_shards else [])
             )
         except PushRefused as refusal:
-            raise ConfigurationError(f"{shard.address} rejected a push: {refusal}") from refusal
+            raise ConfigurationError(
+                f"the shard {shard.address} rejected a push of this worker: {refusal}"
+            ) from refusal
         if replied.reply is None:
             return None
         try:
             reply = self._decode(number, replied.reply, payload)
         except (Malformed, ValueError) as error:
             raise ConfigurationError(
-                f"{shard.address} sent a reply that this worker cannot decode ({error}); "
-                "install the same Thinwire version on all nodes."
+                f"the shard {shard.address} sent a reply that this worker cannot decode "
+                f"({error}); install the same Thinwire version on all nodes."
             ) from error
         return dataclasses.replace(reply, refused=replied.is_outlier)
 
@@ -256,17 +261,21 @@ class Exchange:
         expected = self._aux_sizes[number]
         if reply.aux_count != expected:
             raise ConfigurationError(
-                f"{self.shards[number].address} averages {reply.aux_count} values in addition "
-                f"to the weights, but this worker's model and method have {expected}; start all "
-                "nodes with the same model and method."
+                f"the shard {self.shards[number].address} averages {reply.aux_count} values (such "
+                "as BatchNorm statistics) in addition to the weights, but this worker's model and "
+                f"method have {expected}; start all nodes with the same model and method."
             )
         payload, aux = messages.carve_aux(payload, expected, (expected,))
         try:
             operation = Operation(reply.operation)
         except ValueError as error:
-            raise Malformed(f"a reply with unknown operation {reply.operation}") from error
+            raise Malformed(
+                f"the shard sent a reply with the unknown operation {reply.operation}"
+            ) from error
         if operation is Operation.SET_REST and not reply.step:
-            raise Malformed("a SET_REST reply, which belongs to a push, in answer to a pull")
+            raise Malformed(
+                "the shard sent a SET_REST reply, which belongs to a push, in answer to a pull"
+            )
         blocks: Sequence[Block] = ()
         rounds: Sequence[RepeatedRound] = ()
         if operation is Operation.RELAY:

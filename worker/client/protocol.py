@@ -346,13 +346,16 @@ class ShardProtocol:
         """
         following = TRANSITIONS[self.state].get(trigger)
         if following is None:
-            raise ValueError(f"trigger {trigger.name} is invalid in state {self.state.name}")
+            raise ValueError(
+                f"the trigger {trigger.name} is invalid in the protocol state {self.state.name}"
+            )
         self.state = following
 
     def _open(self, request: pb.Pull | PushRequest, step: int) -> list[Action]:
         if self._request is not None:
             raise ValueError(
-                f"request of step {step} opened before the request of step {self.step} is settled"
+                f"the request of step {step} began before the request of step {self.step} was "
+                "answered"
             )
         if self.state is State.ENDED:
             return [self._ending]

@@ -79,8 +79,8 @@ class Mailbox:
                 return
             if self._num_bytes + len(payload) > self._limit_bytes:
                 raise Malformed(
-                    f"a part of {len(payload)} bytes does not fit: {self._num_bytes} bytes are "
-                    f"waiting, and the limit is {self._limit_bytes}"
+                    f"a part of an all-reduce of {len(payload)} bytes does not fit: "
+                    f"{self._num_bytes} bytes are waiting, and the limit is {self._limit_bytes}"
                 )
             self._parts[name] = payload
             self._num_bytes += len(payload)

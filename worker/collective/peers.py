@@ -236,7 +236,7 @@ def listening_address(
         ) from error
     if not (insecure or protection.authenticated or is_loopback(address)):
         raise ConfigurationError(
-            f"with --collective a worker listens to other workers, here at {address}, and the "
+            f"with --collective a worker listens for other workers, here at {address}, but the "
             "connections are neither encrypted nor authenticated. Give certificates (--tls_cert, "
             "--tls_key, --tls_ca) or a token (--token_file), add --insecure if every machine that "
             "can reach this address is trusted, or set --collective=ps."

@@ -146,9 +146,9 @@ class Replica:
         expected = self.theta.nbytes + sum(np.asarray(slot).nbytes for slot in slots.values())
         if len(payload) != expected:
             raise ValueError(
-                f"a peer's model and optimizer have {len(payload)} bytes, this worker's have "
-                f"{expected}; give all workers the same --network, --server_optimizer and "
-                "--momentum"
+                f"a peer's model and optimizer have {len(payload)} bytes, but the model and "
+                f"optimizer of this worker have {expected} bytes; give all workers the same "
+                "--network, --server_optimizer and --momentum"
             )
         end = self.theta.nbytes
         np.copyto(self.theta, np.frombuffer(payload[:end], "<f4"))

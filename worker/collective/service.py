@@ -134,7 +134,8 @@ class PeerServer:
         body = message.WhichOneof("body")
         if (sender == 0) != (body == "greeting"):
             raise Malformed(
-                f"a message of kind {body}; expected a greeting first, and only one greeting"
+                f"another worker sent a message of kind {body}; expected a greeting first, and "
+                "only one greeting"
             )
         if body == "greeting":
             return self._greet(stream, message.greeting)
@@ -142,13 +143,17 @@ class PeerServer:
             part = message.part
             if len(payload) % 4:
                 raise Malformed(
-                    f"a part of {len(payload)} bytes; expected a multiple of 4 (float32)"
+                    f"another worker sent a part of {len(payload)} bytes; expected a multiple of "
+                    "4, the bytes of a float32"
                 )
             name = PartName(RoundId(part.generation, part.round), part.view, sender, part.number)
             self._mailbox.put(name, payload)
         else:
             if stream.num_waiting >= self._guard.limits.waiting_replies:
-                raise Malformed(f"a query while {stream.num_waiting} replies wait for the peer")
+                raise Malformed(
+                    f"another worker sent a query while {stream.num_waiting} replies still wait "
+                    "to be sent to it; expected it to read its replies first"
+                )
             holding, pieces = self._answer(message.query)
             stream.send(frames(peers.FromPeer(holding=holding), pieces))
         return sender

@@ -501,8 +501,8 @@ class WorkerCore:
         """
         if self.method.kind is Kind.DELTA:
             raise ValueError(
-                "an overflow was reported in a run that sends changes of weights; expected the "
-                "script's optimizer to skip the step"
+                "an overflow of the loss scale was reported in a run whose workers send changes "
+                "of weights; expected the script's optimizer to skip the step"
             )
         if statistics is not None and np.isfinite(statistics).all():
             self.statistics[:] = statistics

@@ -68,7 +68,7 @@ def test_the_standard_library_is_there() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"short"])
 def test_too_little_text_is_refused(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(ConfigurationError, match=r"holds 0 files.*--data_dir"):
+    with pytest.raises(ConfigurationError, match=r"contains 0 files.*--data_dir"):
         source_text.read("train", str(tmp_path))
     for name in ("one.txt", "two.txt"):
         (tmp_path / name).write_bytes(content)

@@ -157,5 +157,5 @@ def test_slots_of_a_spanning_block_are_taken():
     payload = memoryview(b"\1\0" + bytes(4 + 24))
     with pytest.raises(messages.Malformed, match="slots 1 to 1 after slot 1"):
         messages.blocks_from_message(push.blocks, payload, [4, 6, 5])
-    with pytest.raises(messages.Malformed, match="block of 2 slots"):
+    with pytest.raises(messages.Malformed, match="spans 2 slots"):
         messages.blocks_from_message(push.blocks[:1], payload[:6], [4, 6, 5], ranges=True)

@@ -259,7 +259,9 @@ def test_check_knows_what_cannot_work_and_what_has_no_effect():
     assert "one group" in compensated(nb_workers=1).warnings[0]
     assert "nothing is compensated" in compensated(dcasgd_lambda=0.0).warnings[0]
     assert compensated(nb_workers=1, dcasgd_backup="global_prev").warnings == ()
-    with pytest.raises(ConfigurationError, match="dc_asgd compensates gradients; --pacer=fixed"):
+    with pytest.raises(
+        ConfigurationError, match="dc_asgd compensates gradients, but --pacer=fixed"
+    ):
         compensated(local_steps=3, overrides={"pacer": "fixed"})
 
 

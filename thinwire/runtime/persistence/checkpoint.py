@@ -185,7 +185,7 @@ class Checkpoints(CheckpointStore):
 
     def __init__(self, directory: str | os.PathLike[str], keep: int = 3) -> None:
         if keep < 1:
-            raise ValueError(f"keep is {keep}, expected at least 1 checkpoint to keep")
+            raise ValueError(f"the number of checkpoints to keep is {keep}; expected 1 or more")
         self.directory = pathlib.Path(directory)
         self.keep = keep
 
@@ -209,7 +209,7 @@ class Checkpoints(CheckpointStore):
             Directory of the new checkpoint.
         """
         if step < 0:
-            raise ValueError(f"step is {step}, expected 0 or more")
+            raise ValueError(f"the checkpoint's step number is {step}; expected 0 or more")
         encoder = StateEncoder()
         tree = encoder.encode(state, "state")
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -243,7 +243,11 @@ class Checkpoints(CheckpointStore):
                 return load(path)
             except DamagedCheckpointError as error:
                 self.num_skipped += 1
-                _log.warning("Skipping a checkpoint: %s. Trying the one before it.", error)
+                _log.warning(
+                    "Skipping a checkpoint that cannot be read: %s. Trying the checkpoint before "
+                    "it.",
+                    error,
+                )
         return None
 
     def load_values(self) -> State | None:
@@ -263,7 +267,7 @@ class Checkpoints(CheckpointStore):
             try:
                 states.append(load(path)[1])
             except DamagedCheckpointError as error:
-                _log.warning("Skipping a checkpoint: %s.", error)
+                _log.warning("Skipping a checkpoint that cannot be read: %s.", error)
         return states
 
     @staticmethod
@@ -308,7 +312,7 @@ def load(path: str | os.PathLike[str]) -> tuple[int, State]:
         state = decode_state(content["tree"], arrays)
         step = content["step"]
         if type(step) is not int or not isinstance(state, dict):
-            raise ValueError("step or state is of the wrong type")
+            raise ValueError("the step or the state in the checkpoint has the wrong type")
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise DamagedCheckpointError(f"{path}: {type(error).__name__}: {error}") from error
     return step, state
@@ -342,8 +346,8 @@ def _read_content(path: pathlib.Path) -> dict[str, Any]:
     # return to an older checkpoint would lose training progress.
     if content["format"] != FORMAT_VERSION:
         raise ConfigurationError(
-            f"{path} is a checkpoint of format {content['format']!r}, and this version of "
-            f"Thinwire reads format {FORMAT_VERSION}; continue with the version that wrote it, or "
-            "start again with --overwrite."
+            f"the checkpoint {path} has format {content['format']!r}, but this version of "
+            f"Thinwire reads format {FORMAT_VERSION}; continue with the version that wrote the "
+            "checkpoint, or start again with --overwrite."
         )
     return content

@@ -95,7 +95,7 @@ def parse_json(text: str | bytes) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError as error:
-        raise ValueError("the JSON is nested too deeply") from error
+        raise ValueError("the values of the JSON document are nested too deeply") from error
 
 
 def write_json_atomically(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
@@ -147,7 +147,7 @@ def _write(value: Any, kind: Any, where: str) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         if _is_optional(kind):
             return None
-        raise ValueError(f"{where} is {value}, expected a finite number")
+        raise ValueError(f"{where} has the value {value}; expected a finite number")
     return value
 
 
@@ -220,7 +220,9 @@ def check_plain(value: Any, where: str, depth: int = _DEEPEST_NESTING) -> Any:
         ValueError: A document may not hold the value. The message names the field and the value.
     """
     if depth == 0:
-        raise ValueError(f"{where} is nested more than {_DEEPEST_NESTING} deep")
+        raise ValueError(
+            f"{where} has nested values that are more than {_DEEPEST_NESTING} levels deep"
+        )
     if isinstance(value, dict):
         for key, item in value.items():
             _read_scalar(key, str, f"a key of {where}")
@@ -249,4 +251,4 @@ def _refuse(where: str, value: Any, expected: str) -> NoReturn:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"the JSON holds {name}, expected finite numbers")
+    raise ValueError(f"the JSON document contains the number {name}; expected finite numbers")

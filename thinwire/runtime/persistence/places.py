@@ -89,6 +89,7 @@ def check_place(address: str, flag: str) -> None:
         probed.check()
     except StorageError as error:
         raise ConfigurationError(
-            f"--{flag}={address}: {error}. Expected a bucket or folder that exists, that these "
-            "credentials may list and write, and that is reachable from this host."
+            f"--{flag}={address} cannot be used as storage: {error}. Expected an existing bucket "
+            "or folder that this host can reach, and that the credentials of this process may "
+            "list and write."
         ) from error

@@ -100,7 +100,7 @@ def decode_state(value: Any, arrays: list[NDArray[Any]]) -> Any:
         return arrays[body].tobytes()
     if tag == "float":
         return float(body)
-    raise ValueError(f"unknown tag {tag!r} in the manifest")
+    raise ValueError(f"the checkpoint's manifest has the unknown type tag {tag!r}")
 
 
 class _NoArrays(list[NDArray[Any]]):
@@ -166,13 +166,21 @@ def read_arrays(
         dtype, shape = np.dtype(record["dtype"]), tuple(record["shape"])
         num_bytes = math.prod(shape) * dtype.itemsize
         if dtype.kind not in _ARRAY_KINDS or min(shape, default=0) < 0:
-            raise ValueError(f"array {number} has dtype {dtype} and shape {shape}")
+            raise ValueError(
+                f"array {number} of the checkpoint has dtype {dtype} and shape {shape}, which is "
+                "not valid"
+            )
         if record["offset"] + num_bytes > file_bytes:
-            raise ValueError(f"{name} ends within array {number}: {file_bytes} bytes")
+            raise ValueError(
+                f"file {name} is truncated: it has {file_bytes} bytes and ends within array "
+                f"{number}"
+            )
         raw = np.empty(num_bytes, np.uint8)
         file.seek(record["offset"])
         if file.readinto(raw.data) != num_bytes or zlib.crc32(raw.data) != record["crc32"]:  # type: ignore[attr-defined]
-            raise ValueError(f"the checksum of array {number} does not match its bytes")
+            raise ValueError(
+                f"the checksum of array {number} in the checkpoint does not match the array's bytes"
+            )
         arrays.append(raw.view(dtype).reshape(shape))
     return arrays
 
@@ -201,5 +209,5 @@ def read_manifest(data: bytes, name: str) -> dict[str, Any]:
     document = json.loads(data)
     content: dict[str, Any] = document["content"]
     if zlib.crc32(canonical(content)) != document["crc32"]:
-        raise ValueError(f"the checksum of {name} does not match its text")
+        raise ValueError(f"the checksum in file {name} does not match the file's text")
     return content

@@ -89,7 +89,7 @@ class StoredCheckpoints(CheckpointStore):
 
     def __init__(self, store: ObjectStore, keep: int = 3, part_bytes: int = PART_BYTES) -> None:
         if keep < 1:
-            raise ValueError(f"keep is {keep}, expected at least 1 checkpoint to keep")
+            raise ValueError(f"the number of checkpoints to keep is {keep}; expected 1 or more")
         self.keep = keep
         self._store, self._part_bytes = store, part_bytes
         self._token = secrets.token_hex(4)  # marks this process's log entries and parts
@@ -117,7 +117,11 @@ class StoredCheckpoints(CheckpointStore):
                 return self._load(entry)
             except DamagedCheckpointError as error:
                 self.num_skipped += 1
-                _log.warning("Skipping a checkpoint: %s. Trying the one before it.", error)
+                _log.warning(
+                    "Skipping a checkpoint that cannot be read: %s. Trying the checkpoint before "
+                    "it.",
+                    error,
+                )
         return None
 
     def load_values(self) -> State | None:
@@ -148,7 +152,7 @@ class StoredCheckpoints(CheckpointStore):
             try:
                 states.append(self._load(entry)[1])
             except DamagedCheckpointError as error:
-                _log.warning("Skipping a checkpoint: %s.", error)
+                _log.warning("Skipping a checkpoint that cannot be read: %s.", error)
         return states
 
     def claim(self, generation: int, owner: str) -> bool:
@@ -204,7 +208,7 @@ class StoredCheckpoints(CheckpointStore):
         The next save of a checkpoint removes the parts that an interrupted save has uploaded.
         """
         if step < 0:
-            raise ValueError(f"step is {step}, expected 0 or more")
+            raise ValueError(f"the checkpoint's step number is {step}; expected 0 or more")
         self.check_owner()
         encoder = StateEncoder()
         tree = encoder.encode(state, "state")
@@ -302,9 +306,9 @@ class StoredCheckpoints(CheckpointStore):
             return _Entry(number, None, f"{type(error).__name__}: {error}")
         if version != FORMAT_VERSION:
             raise ConfigurationError(
-                f"{self.address} holds checkpoints of format {version!r}, and this version of "
-                f"Thinwire reads format {FORMAT_VERSION}; continue with the version that wrote "
-                "them, or start again with --overwrite."
+                f"the storage {self.address} holds checkpoints of format {version!r}, but this "
+                f"version of Thinwire reads format {FORMAT_VERSION}; continue with the version "
+                "that wrote the checkpoints, or start again with --overwrite."
             )
         return _Entry(number, content)
 
@@ -326,7 +330,7 @@ class StoredCheckpoints(CheckpointStore):
             arrays = read_arrays(io.BytesIO(data), len(data), "parts", content["arrays"])
             state, step = decode_state(content["tree"], arrays), content["step"]
             if type(step) is not int or not isinstance(state, dict):
-                raise ValueError("step or state is of the wrong type")
+                raise ValueError("the step or the state in the checkpoint has the wrong type")
         except StorageError as error:
             raise ConfigurationError(f"{error}.") from error
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
@@ -340,9 +344,11 @@ class StoredCheckpoints(CheckpointStore):
         except ObjectMissingError as error:
             raise ValueError(f"{name} is missing") from error
         if len(data) != part["bytes"]:
-            raise ValueError(f"{name} has {len(data)} bytes, expected {part['bytes']}")
+            raise ValueError(
+                f"the object {name} has {len(data)} bytes; expected {part['bytes']} bytes"
+            )
         if zlib.crc32(data) != part["crc32"]:
-            raise ValueError(f"the checksum of {name} does not match its bytes")
+            raise ValueError(f"the checksum of object {name} does not match the object's bytes")
         return data
 
     # -- fencing and cleanup -----------------------------------------------------------------
@@ -370,7 +376,8 @@ class StoredCheckpoints(CheckpointStore):
                     break
         except (StorageError, ConfigurationError) as error:
             _log.warning(
-                "the claim of the process that has taken over the checkpoints cannot be read: %s",
+                "another process has taken over the checkpoints, but the object with its name "
+                "cannot be read: %s",
                 error,
             )
         return Fenced(
@@ -400,7 +407,9 @@ class StoredCheckpoints(CheckpointStore):
             self._store.remove(doomed)
             self._entries = snapshots
         except StorageError as error:
-            _log.warning("old checkpoint objects could not be removed yet: %s", error)
+            _log.warning(
+                "old checkpoint objects in the storage could not be deleted yet: %s", error
+            )
 
 
 def _name(number: int) -> str:
@@ -410,7 +419,7 @@ def _name(number: int) -> str:
 def _check_entry(content: dict[str, Any]) -> None:
     """Check a log entry's common fields; raise ValueError, KeyError or TypeError if wrong."""
     if content["kind"] not in (_SNAPSHOT, _CLAIM) or type(content["generation"]) is not int:
-        raise ValueError("it is not a log entry")
+        raise ValueError("the object is not an entry of the checkpoint log")
     if content["kind"] == _SNAPSHOT:
         for part in content["parts"]:
             part["name"]

@@ -25,8 +25,8 @@ def read_draws(path: str, nb_workers: int) -> tuple[tuple[int, ...], ...]:
         text = read_bounded(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            f"--draws={path} cannot be read: {error}. Expected a text file with the worker "
-            "ids of one round a line."
+            f"--draws={path} cannot be read: {error}. Expected a text file with the worker ids of "
+            "one round per line."
         ) from error
     return parse_draws(text, path, nb_workers)
 

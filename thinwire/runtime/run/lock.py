@@ -168,7 +168,8 @@ class DirectoryLock:
                     raise ConfigurationError(self._refusal())
                 if not waits:
                     _log.info(
-                        "%s is locked by another process; waiting up to %g s for its release",
+                        "the lock file %s is locked by another process; waiting up to %g s until "
+                        "that process ends",
                         self.path,
                         patience_seconds,
                     )
@@ -179,8 +180,8 @@ class DirectoryLock:
             self.release()
             raise ConfigurationError(
                 f"--run_dir={self.path.parent.parent} cannot be written ({self.path}: "
-                f"{error.strerror or error}); expected a folder on a disk with free "
-                "space where this user may write. Choose another."
+                f"{error.strerror or error}); expected a folder on a disk with free space where "
+                "this user may write. Choose another --run_dir."
             ) from error
         return self
 
@@ -226,9 +227,9 @@ class DirectoryLock:
             if error.errno not in _NO_LOCKS:
                 raise
             _log.warning(
-                "%s cannot be locked (%s): a second process that writes there by mistake is not "
-                "detected. Make sure that no other process uses this --run_dir, or choose a "
-                "--run_dir on a disk with locks.",
+                "the lock file %s cannot be locked (%s): Thinwire cannot detect a second process "
+                "that writes to the same run directory. Make sure that no other process uses this "
+                "--run_dir, or choose a --run_dir on a disk with locks.",
                 *(self.path, error.strerror or error),
             )
             return True

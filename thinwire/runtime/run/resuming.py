@@ -44,7 +44,7 @@ def first_setting(before: Mapping[str, str], now: Mapping[str, str]) -> str | No
     """
     for name, value in now.items():
         if name in before and before[name] != value:
-            return f"{name} was {before[name]!r} and is {value!r}"
+            return f"{name} was {before[name]!r} and is now {value!r}"
     return None
 
 

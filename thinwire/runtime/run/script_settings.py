@@ -135,8 +135,8 @@ def read_settings_file(environment: Mapping[str, str]) -> LaunchedScript | None:
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise ConfigurationError(
-                f"{SETTINGS_VARIABLE}={path}: other users may read it; expected mode 0600. Run "
-                f"`chmod 600 {path}`, or unset the variable."
+                f"environment variable {SETTINGS_VARIABLE}={path}: other users may read this "
+                f"file; expected mode 0600. Run `chmod 600 {path}`, or unset the variable."
             )
         document = dict(json.loads(path.read_bytes()[:_MOST_BYTES]))
         measured_to = str(document.get("measured_to", ""))
@@ -145,8 +145,9 @@ def read_settings_file(environment: Mapping[str, str]) -> LaunchedScript | None:
         return LaunchedScript(*words, measured_to, evaluates)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"{SETTINGS_VARIABLE}={path} cannot be read ({error}); expected the file that "
-            "`thinwire run` writes. Unset the variable to train alone."
+            f"environment variable {SETTINGS_VARIABLE}={path}: this file cannot be read "
+            f"({error}); expected the file that `thinwire run` writes. Unset the variable to "
+            "train in this process alone."
         ) from error
 
 

@@ -62,14 +62,15 @@ class ScriptTarget:
             path = pathlib.Path(words[0])
             if not path.is_file():
                 raise ConfigurationError(
-                    f"{path} is no file; expected the path of a Python script, or -m and a "
-                    "module. Put flags of Thinwire before the script, and the script's own "
-                    "arguments after it."
+                    f"the script path {path} is no file; expected the path of a Python script, or "
+                    "-m and a module. Put flags of Thinwire before the script, and the script's "
+                    "own arguments after it."
                 )
             return cls(path, "", tuple(words[1:]))
         if len(words) == 1:
             raise ConfigurationError(
-                "-m is the last word; expected a module after -m, as in -m package.train."
+                "-m is the last word of the command line; expected the name of a module after -m, "
+                "as in -m package.train."
             )
         return cls(_file_of(words[1]), words[1], tuple(words[2:]))
 

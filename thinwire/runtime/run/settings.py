@@ -180,7 +180,7 @@ def per_worker(values: Sequence[float], nb_workers: int, flag: str) -> tuple[flo
         return tuple(values) * nb_workers
     if len(values) != nb_workers:
         raise ConfigurationError(
-            f"--{flag} has {len(values)} values; give one, or one for each of the "
+            f"--{flag} has {len(values)} values; expected one value, or one value for each of the "
             f"{nb_workers} workers (--nb_workers)."
         )
     return tuple(values)

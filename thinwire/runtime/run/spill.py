@@ -74,7 +74,7 @@ class Spill:
     def _warn(self, num_bytes: int, error: OSError) -> None:
         if not self._has_warned:
             _log.warning(
-                "cannot create a file of %d bytes in %s (%s): the buffer stays in memory",
+                "cannot create a file of %d bytes in folder %s (%s): the buffer stays in memory",
                 *(num_bytes, self._folder, error),
             )
         self._has_warned = True

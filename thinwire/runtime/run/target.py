@@ -66,7 +66,10 @@ class Target:
         except ValueError:
             bound = math.nan
         if form is None or not math.isfinite(bound):
-            raise ValueError(f"{text!r} is not a target; expected NAME<=NUMBER or NAME>=NUMBER")
+            raise ValueError(
+                f"the text {text!r} is not a target for an evaluation metric; expected "
+                "NAME<=NUMBER or NAME>=NUMBER"
+            )
         return cls(form["metric"], form["sign"], bound)
 
     @classmethod

@@ -46,7 +46,7 @@ def num_rows(data: Any) -> int:
     lengths = [int(leaf.shape[0]) for leaf in tree.flatten(data) if leaf is not None]
     if not lengths or len(set(lengths)) > 1:
         raise ConfigurationError(
-            f"the arrays of a training set have {lengths} rows; expected the same number in each."
+            f"the arrays of a training set have {lengths} rows; expected equal numbers of rows."
         )
     return lengths[0]
 
@@ -219,8 +219,9 @@ class _Shares:
         if rule.partition == _EQUAL:
             if total < place.num_workers:
                 raise ConfigurationError(
-                    f"{total} rows cannot be shared by {place.num_workers} workers; expected at "
-                    f"least one each. Use --nb_workers={total} at most, or give fit more rows."
+                    f"{total} rows of training data cannot be divided among {place.num_workers} "
+                    "workers; expected at least one row for each worker. Use "
+                    f"--nb_workers={total} at most, or give fit more rows."
                 )
             window = place.run_batch(batch_size)
             sizes = place.dealt_rows(total, window)
@@ -352,17 +353,17 @@ def labels_of(targets: Any, total: int, partition: str) -> NDArray[np.integer]:
         return np.zeros(total, np.int64)
     if targets is None or tree.is_nested(targets):
         raise ConfigurationError(
-            f"--partition={partition} deals rows out by their label, and fit was given "
-            f"{'no y' if targets is None else 'several'}; expected one class per row. Use "
-            "--partition=iid."
+            f"--partition={partition} divides rows among the workers by their label, but the "
+            f"script called fit with {'no y' if targets is None else 'several'} as labels; "
+            "expected an array y with one class per row. Use --partition=iid."
         )
     labels = np.asarray(targets)
     if labels.ndim == 2:
         labels = labels.argmax(axis=1) if labels.shape[1] > 1 else labels[:, 0]
     if labels.ndim != 1 or (labels.dtype.kind == "f" and np.any(labels != np.round(labels))):
         raise ConfigurationError(
-            f"--partition={partition} deals rows out by their label, and y has shape "
-            f"{np.shape(targets)} and dtype {np.asarray(targets).dtype}; expected one class per "
-            "row. Use --partition=iid."
+            f"--partition={partition} divides rows among the workers by their label, but y has "
+            f"shape {np.shape(targets)} and dtype {np.asarray(targets).dtype}; expected one class "
+            "per row. Use --partition=iid."
         )
     return labels.astype(np.int64) if labels.dtype.kind == "f" else labels

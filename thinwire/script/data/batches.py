@@ -44,15 +44,15 @@ def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
         return Shared(fit_arguments, parts=BatchParts.alike(place), rounds=_unshared_rounds(place))
     if place.rule.partition != "iid":
         raise ConfigurationError(
-            f"--partition={place.rule.partition} deals out arrays, and fit was given a PyDataset. "
-            "Use --partition=iid, or give fit arrays."
+            f"--partition={place.rule.partition} divides only arrays among the workers, but the "
+            "script called fit with a PyDataset. Use --partition=iid, or give fit arrays."
         )
     sizes = _Sizes.of(whole)
     if not place.divides_batch and 0 <= (sizes.num_batches or -1) < place.num_workers:
         raise ConfigurationError(
-            f"{sizes.num_batches} batches of a PyDataset cannot be shared by {place.num_workers} "
-            f"workers; expected at least one each. Use --nb_workers={sizes.num_batches} at most, "
-            "or smaller batches."
+            f"{sizes.num_batches} batches of a PyDataset cannot be divided among "
+            f"{place.num_workers} workers; expected at least one batch for each worker. Use "
+            f"--nb_workers={sizes.num_batches} at most, or smaller batches."
         )
     place.part_of_batch(sizes.first)
     part = SharedBatches(whole, place, sizes, bool(fit_arguments.get("shuffle", True)))
@@ -130,7 +130,7 @@ class _Sizes:
         number = dataset.num_batches
         if number is not None and number < 1:
             raise ConfigurationError(
-                "the PyDataset given to fit has no batches; expected at least one."
+                "the PyDataset given to fit has no batches; expected at least one batch."
             )
         batch = dataset[0]
         first, of_rows = num_rows(batch), arrays_of_rows(batch)

@@ -49,10 +49,10 @@ def share(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
         return share_arrays(arguments, place)
     if place.is_shared and (what := _unshareable(x)):
         raise ConfigurationError(
-            f"fit was given {what}, which only the script can share among its workers. Give "
-            'distribute() shard="off" (or --shard=off) and let the script yield each worker its '
-            "part, by thinwire.worker_id() and thinwire.num_workers(); or give fit arrays, a "
-            "tf.data.Dataset, a keras.utils.PyDataset or a ray.data.Dataset."
+            f"the script called fit with {what}, which Thinwire cannot divide among the workers. "
+            'Give distribute() shard="off" (or --shard=off) and let the script yield a different '
+            "part of the data on each worker, by thinwire.worker_id() and thinwire.num_workers(); "
+            "or give fit arrays, a tf.data.Dataset, a keras.utils.PyDataset or a ray.data.Dataset."
         )
     return Shared(dict(arguments))
 

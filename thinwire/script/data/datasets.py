@@ -128,9 +128,9 @@ def part_of_dataset(dataset: Pipeline, place: WorkerPlace) -> Pipeline:
 def _known(batch_size: int | None) -> int:
     if batch_size is None:
         raise ConfigurationError(
-            "--batch=global: the batch size of this tf.data.Dataset cannot be found, so that it "
-            "cannot be divided; use .batch(n) as one of its last transformations, or "
-            "--batch=worker."
+            "--batch=global: Thinwire cannot find the batch size of the tf.data.Dataset given to "
+            "fit, and so cannot divide the batches among the workers; use .batch(n) as one of its "
+            "last transformations, or --batch=worker."
         )
     return batch_size
 
@@ -138,12 +138,12 @@ def _known(batch_size: int | None) -> int:
 def _check_shareable(dataset: Pipeline, place: WorkerPlace) -> None:
     if place.rule.partition != "iid":
         raise ConfigurationError(
-            f"--partition={place.rule.partition} deals out arrays, and fit was given a "
-            "tf.data.Dataset. Use --partition=iid, or give fit arrays."
+            f"--partition={place.rule.partition} divides only arrays among the workers, but the "
+            "script called fit with a tf.data.Dataset. Use --partition=iid, or give fit arrays."
         )
     if any(shape.rank == 0 for shape in pipeline.shapes_of(dataset)):
         raise ConfigurationError(
-            f"the elements of the tf.data.Dataset given to fit are not batches: "
+            "the elements of the tf.data.Dataset given to fit are not batches; their structure is "
             f"{dataset.element_spec}. Expected a first axis of rows in each component: add "
             ".batch(n)."
         )
@@ -505,9 +505,9 @@ class _WorkerPart:
     def _too_few(self, source: Pipeline) -> ConfigurationError:
         total = int(source.cardinality())
         return ConfigurationError(
-            f"{total} elements of the tf.data.Dataset given to fit cannot be shared by "
-            f"{self._place.num_workers} workers; expected at least one each. Use "
-            f"--nb_workers={max(total, 1)} at most, or more data."
+            f"{total} elements of the tf.data.Dataset given to fit cannot be divided among "
+            f"{self._place.num_workers} workers; expected at least one element for each worker. "
+            f"Use --nb_workers={max(total, 1)} at most, or more data."
         )
 
     def _point_behind(self, behind: int) -> int:
@@ -649,6 +649,6 @@ def _unsure(reason: str, why: str = "", help_first: str = "Give ") -> Configurat
     return ConfigurationError(
         "the workers' parts of the tf.data.Dataset given to fit cannot be shown to be disjoint "
         f"and complete: {why}{reason}. {help_first}each shuffle a seed and each interleave a "
-        "cycle_length, and leave deterministic=False and Python generators out. Or: "
+        "cycle_length, and leave deterministic=False and Python generators out. Another solution: "
         f"{_INSTEAD}."
     )

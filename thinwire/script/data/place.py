@@ -111,11 +111,11 @@ class WorkerPlace:
             return batch_size
         if batch_size < self.num_workers:
             raise ConfigurationError(
-                f"a batch of {batch_size} rows cannot be divided among {self.num_workers} workers: "
-                "with --batch=global, the default if all workers step together, the script's batch "
-                "size is for all workers. Expected at least one row for each worker: raise the "
-                f"script's batch size to {self.num_workers} or more, or give --batch=worker, which "
-                "makes every worker take batches of the script's size."
+                f"a batch of {batch_size} rows cannot be divided among {self.num_workers} "
+                "workers: with --batch=global, the default if all workers step together, the "
+                "script's batch size is the total of all workers. Expected at least one row for "
+                f"each worker: raise the script's batch size to {self.num_workers} or more, or "
+                "give --batch=worker, which makes every worker take batches of the script's size."
             )
         return self.num_dealt(batch_size, worker)
 
@@ -195,9 +195,9 @@ class WorkerPlace:
             f"{where} has {num_rows} rows, which cannot be divided among {self.num_workers} "
             "workers, and further batches follow it in the same epoch; expected at least one row "
             "for each worker, except in the last batch of an epoch. Change the batch size or the "
-            "number of workers, drop the short batch (drop_remainder=True), call repeat() before "
-            "batch(), leave out steps_per_epoch, or give --batch=worker, which makes every worker "
-            "take batches of the script's size."
+            "number of workers, drop the last, smaller batch (drop_remainder=True), call repeat() "
+            "before batch(), leave out steps_per_epoch, or give --batch=worker, which makes every "
+            "worker take batches of the script's size."
         )
 
     def steps(self, num_steps: int) -> int:

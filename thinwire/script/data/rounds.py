@@ -69,7 +69,9 @@ class UnknownRounds:
 
     def num_rows(self, step: int, own: int) -> int:
         """Raise ConfigurationError, because the number of rows of all workers is unknown."""
-        raise ConfigurationError(f"the rows of all workers in a step are not known: {self.reason}")
+        raise ConfigurationError(
+            f"the total number of rows of all workers in a training step is unknown: {self.reason}"
+        )
 
 
 def dealt_rounds(
@@ -123,6 +125,6 @@ def check_rows(step: int, own: int, expected: int) -> None:
     """
     if own != expected:
         raise ConfigurationError(
-            f"step {step} of the epoch has {own} rows on this worker; expected {expected}, "
+            f"step {step} of the epoch has {own} rows on this worker; expected {expected} rows, "
             "computed from the batch size and the number of rows"
         )

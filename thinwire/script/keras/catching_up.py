@@ -77,7 +77,7 @@ class CatchUp:
             session.go_to_phase(newest)
             return self._open(session)
         if not self.is_behind:
-            logging.warning("skipping this fit: the run has completed it already")
+            logging.warning("skipping this call of fit, which the run has already completed")
         self.is_behind = True
         # Phase 2n of a run begins at the start of the n-th `fit`, and phase 2n + 1 at its end (see
         # `FitBarriers.phase`). The final weights of a `fit` are in its odd phase, because callbacks
@@ -192,6 +192,6 @@ class CatchUp:
         if session.own.num_restarts:
             raise LeftBehind(f"{text}; the other workers continue without this worker.")
         raise ConfigurationError(
-            f"{text}; expected a run whose shards have all trained values. Start a new run with "
-            "--overwrite."
+            f"{text}; expected a run whose PS shards have the trained values of all variables. "
+            "Start a new run with --overwrite."
         )

@@ -39,7 +39,8 @@ def check_model(model: Any) -> None:
     """Raise a ConfigurationError if an object is not a Keras model."""
     if not isinstance(model, keras.Model):
         raise ConfigurationError(
-            f"distribute() was given a {type(model).__name__}; expected a keras.Model."
+            f"distribute() received an object of type {type(model).__name__}; expected a "
+            "keras.Model."
         )
 
 
@@ -52,7 +53,8 @@ def check_exchanges(model: Any) -> None:
     """
     if keras.backend.backend() != "tensorflow":
         raise ConfigurationError(
-            f"Keras runs on {keras.backend.backend()}; expected KERAS_BACKEND=tensorflow."
+            f"Keras runs with the backend {keras.backend.backend()}; expected "
+            "KERAS_BACKEND=tensorflow."
         )
     strategy = getattr(model, "_distribute_strategy", None)
     if strategy is not None:
@@ -111,16 +113,16 @@ def check_optimizer(optimizer: Any, method: Method, takes_momentum: bool) -> Non
     """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ConfigurationError(
-            "the model scales its loss, as with mixed_float16, but a server that has its model "
-            "from flags does not support loss scaling; expected float32 or mixed_bfloat16. Or "
-            "start the script with `thinwire run`, whose server supports loss scaling."
+            "the model scales its loss, as with mixed_float16, but a parameter server whose flags "
+            "define the model does not support loss scaling; expected float32 or mixed_bfloat16. "
+            "Or start the script with `thinwire run`, whose server supports loss scaling."
         )
     compiled = optimizer.get_config()
     if not isinstance(compiled["learning_rate"], float):
         raise ConfigurationError(
-            "the optimizer has a learning-rate schedule, which would count the steps of this "
-            "worker alone; expected a number. Start the script with `thinwire run`, give the "
-            "server --lr_schedule, or fit the callback LearningRateScheduler."
+            "the optimizer has a learning-rate schedule, which would count only the steps of this "
+            "worker; expected a number as the learning rate. Start the script with `thinwire "
+            "run`, give the server --lr_schedule, or fit the callback LearningRateScheduler."
         )
     if takes_momentum:
         compiled["momentum"] = 0.0
@@ -135,17 +137,17 @@ def check_optimizer(optimizer: Any, method: Method, takes_momentum: bool) -> Non
     like = server if type(server) is type(optimizer) else plain
     if type(like) is not type(optimizer):
         raise ConfigurationError(
-            f"the model is compiled with {type(optimizer).__name__}, but the server steps with "
-            f"{type(server).__name__}. Start the script with `thinwire run`, whose server uses "
-            "the compiled optimizer; or compile the model with SGD, or set `server_optimizer` on "
-            "all nodes."
+            f"the model is compiled with {type(optimizer).__name__}, but the parameter server "
+            f"applies updates with {type(server).__name__}. Start the script with `thinwire run`, "
+            "whose server uses the compiled optimizer; or compile the model with SGD, or set "
+            "`server_optimizer` on all nodes."
         )
     name = _differences(compiled, like.get_config())[0]
     instead = f"; to set it in the run, use {_INSTEAD[name]}" if name in _INSTEAD else ""
     raise ConfigurationError(
-        f"the optimizer's {name}={compiled[name]!r} would have no effect, because the server "
-        f"steps; expected {name}={like.get_config()[name]!r}{instead}. Or start the script with "
-        "`thinwire run`, whose server uses the compiled optimizer."
+        f"the optimizer's {name}={compiled[name]!r} would have no effect, because the parameter "
+        f"server applies the updates; expected {name}={like.get_config()[name]!r}{instead}. Or "
+        "start the script with `thinwire run`, whose server uses the compiled optimizer."
     )
 
 
@@ -216,9 +218,9 @@ def check_same_variables(shared: Sequence[Any], stepped: Sequence[Any]) -> None:
     if new and not W_global:
         raise ConfigurationError(
             f"{new[0].path} and {len(new) - 1} more variables have become trainable since the "
-            "model was compiled; expected the variables that were trainable then, because the run "
-            "shares only these. Compile the model again after changing `trainable`, as Keras "
-            "requires too."
+            "model was compiled; expected the same trainable variables as when it was compiled, "
+            "because the run shares only these variables. Compile the model again after changing "
+            "`trainable`, as Keras requires too."
         )
 
 
@@ -244,9 +246,9 @@ def refuse_step_alone(
         return
     raise ConfigurationError(
         f"{named(optimizer)} steps {touched[0].path} and {len(touched) - 1} more variables of "
-        f"{name!r} on this worker alone; expected a distributed optimizer. In a train_step call "
-        "the optimizer in the first step already: Thinwire finds the optimizers of a train_step "
-        "there. In a custom loop write `optimizer = thinwire.distribute(optimizer, model=model)`."
+        f"{name!r} on this worker alone; expected a distributed optimizer. A train_step must call "
+        "the optimizer already in the first step, in which Thinwire finds the optimizers. In a "
+        "custom loop write `optimizer = thinwire.distribute(optimizer, model=model)`."
     )
 
 

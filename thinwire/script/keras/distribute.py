@@ -83,8 +83,9 @@ def distribute(
         _distribute_optimizer(trained, models_of(trained, model), args, num_train, settings)
     elif model is not None:
         raise ConfigurationError(
-            f"distribute() was given model= with a {type(trained).__name__}; expected a Keras "
-            "optimizer: optimizer = thinwire.distribute(optimizer, model=model)."
+            "distribute() received the argument model= together with an object of type "
+            f"{type(trained).__name__}; expected a Keras optimizer: optimizer = "
+            "thinwire.distribute(optimizer, model=model)."
         )
     else:
         _distribute_model(trained, args, num_train, settings)
@@ -112,7 +113,7 @@ class _Call:
         name = named(trained) if hasattr(trained, "apply_gradients") else f"{trained.name!r}"
         if before is None:
             raise ConfigurationError(
-                f"distribute() was given {name}, but an optimizer that steps this model is "
+                f"distribute() received {name}, but an optimizer that trains this model is "
                 "distributed already; expected either the model or the optimizer. Distribute the "
                 "model for fit and train_on_batch, or the optimizer for a custom loop."
             )
@@ -123,9 +124,10 @@ class _Call:
         ]
         if changed:
             raise ConfigurationError(
-                f"distribute() was given {name} a second time with another {changed[0]}: "
-                f"{getattr(self, changed[0])!r:.200}, and before "
-                f"{getattr(before, changed[0])!r:.200}; expected one call, or the same arguments."
+                f"distribute() received {name} a second time with another {changed[0]}: "
+                f"{getattr(self, changed[0])!r:.200} now, but "
+                f"{getattr(before, changed[0])!r:.200} in the first call; expected one call, or "
+                "the same arguments."
             )
 
 
@@ -245,7 +247,9 @@ def _new_session(
     """Create this worker's session with the servers for a model, and attach it to the model."""
     chosen: ScriptSettings = read_settings(args, settings, type_node="Worker")
     if chosen.local:
-        raise ConfigurationError("mode msgd trains without a server; remove distribute().")
+        raise ConfigurationError(
+            "mode msgd trains without a parameter server; remove the call of distribute()."
+        )
     if not (chosen.is_launched or RECORD.is_distributed):
         exit_with_reason()
     session = model.thinwire = ModelSession(model, chosen, args, settings, num_train)

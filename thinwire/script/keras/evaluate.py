@@ -385,8 +385,8 @@ class FitEvaluator:
         if not self._run.method.steps_on_workers:
             return True
         logging.warning(
-            "SwapEMAWeights: with --method=%s each worker has its own moving averages; evaluating "
-            "the central weights instead of averages",
+            "SwapEMAWeights: with --method=%s each worker has its own moving averages of the "
+            "weights; this evaluation uses the PS's weights instead of averages",
             self._run.method.name,
         )
         return False

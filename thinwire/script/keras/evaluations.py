@@ -136,8 +136,8 @@ class FitEvaluations:
             self._by_script = True
             if self._member.is_chief:
                 logging.info(
-                    "training changes %s and %d more variables that the run does not share: the "
-                    "chief evaluates instead of the evaluator",
+                    "training changes %s and %d more variables that the workers do not share: the "
+                    "chief (first worker) evaluates the model instead of the evaluator process",
                     changed[0],
                     len(changed) - 1,
                 )

@@ -340,8 +340,8 @@ class StepExchange:
         if member.in_loop and not member.in_fit and not self._has_reported_end:
             self._has_reported_end = True
             logging.warning(
-                "the run has ended (%s): further steps of %r change nothing; a loop can check "
-                "optimizer.thinwire.stopped",
+                "the run has ended (%s): further steps of optimizer %r change nothing; a training "
+                "loop can check optimizer.thinwire.stopped",
                 member.stop_reason or "interrupted",
                 member.model.name,
             )

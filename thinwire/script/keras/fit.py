@@ -108,8 +108,8 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
     def fit_without_weights(*args: Any, **keywords: Any) -> Any:
         """Call Keras' own fit for a model without trainable weights, which needs no exchange."""
         logging.warning(
-            "%r has no trainable weights: its fit exchanges nothing, and runs on each worker with "
-            "all of the data",
+            "model %r has no trainable weights: its fit exchanges no updates with the PS and runs "
+            "on each worker with all of the data",
             model.name,
         )
         patched = {name: vars(model)[name] for name in originals}

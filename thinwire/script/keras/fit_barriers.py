@@ -161,8 +161,8 @@ class FitBarriers:
         if evaluated is not None and evaluated.nobody and not self._has_warned:
             self._has_warned = True
             logging.warning(
-                "epoch %d was not evaluated (%s): History and callbacks get no val_* metrics until "
-                "a Supervisor evaluates again",
+                "epoch %d was not evaluated (%s): History and callbacks get no val_* metrics "
+                "until a Supervisor evaluates the model again",
                 evaluated.epoch + 1,
                 evaluated.nobody,
             )
@@ -270,7 +270,7 @@ class FitBarriers:
             self._control.barrier(name, patience_seconds=_IN_LOOP_SECONDS if in_loop else math.inf)
         except TimeoutError:
             logging.warning(
-                "timeout: the chief, worker %d, has not saved the file that this worker saves; "
+                "timeout while this worker waited for a file that the chief, worker %d, saves; "
                 "only the chief writes files, so the file may not exist",
                 RECORD.chief,
             )
@@ -294,7 +294,10 @@ class FitBarriers:
         try:
             self._control.barrier(f"fit-{self._num_fits}-loop", patience_seconds=_IN_LOOP_SECONDS)
         except TimeoutError:
-            logging.info("not all scripts begin a loop after the fit: starting without them")
+            logging.info(
+                "some workers' scripts begin no training loop after their fit: starting the loop "
+                "without these workers"
+            )
         except RunHalted as halted:
             return halted
         return None

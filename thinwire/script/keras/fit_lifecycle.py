@@ -147,7 +147,7 @@ class FitLifecycle:
         if member.stopped:
             member.model.stop_training = self._came_late = True
             logging.warning(
-                "the run has ended (%s) before this fit: %r is not trained",
+                "the run ended (%s) before this call of fit: model %r is not trained",
                 member.stop_reason or "interrupted",
                 member.model.name,
             )
@@ -292,10 +292,10 @@ class FitLifecycle:
         is_passed_over = member.catch_up.is_behind or self._came_late
         if self._num_batches and not self._exchange.num_calls and not is_passed_over:
             raise ConfigurationError(
-                f"{self._num_batches} steps of {member.model.name!r} exchanged nothing: its "
-                "train_step does not step with any optimizer, so this worker trained alone. Call "
-                "self.optimizer.apply_gradients(...), or apply_gradients of another optimizer, in "
-                "each step."
+                f"{self._num_batches} steps of {member.model.name!r} exchanged no updates with "
+                "the PS: its train_step does not step with any optimizer, so this worker trained "
+                "alone. Call self.optimizer.apply_gradients(...), or apply_gradients of another "
+                "optimizer, in each step."
             )
         session = member.session if member.is_offered else None
         set_here = None
@@ -318,7 +318,9 @@ class FitLifecycle:
         if session is not None and set_here is not None and not member.stopped:
             session.variables.assign(set_here)
         if member.stopped:
-            logging.info("fit ended with the run (%s)", member.stop_reason or "interrupted")
+            logging.info(
+                "fit ended because the run ended (%s)", member.stop_reason or "interrupted"
+            )
 
     def _take_final(self, session: Session) -> None:
         """Load the final state of an ended run while the shards still wait for this worker."""

@@ -101,8 +101,8 @@ class Joining:
         if self._optimizers.are_set_by_script(in_step=True):
             raise ConfigurationError(
                 f"the script has set the state of an optimizer of {member.model.name!r} between a "
-                "fit and a loop that follows it, where no phase of the run begins; set the state "
-                "between two fits, or before the first step of the script."
+                "fit and a training loop that follows it, where the PS takes over no optimizer "
+                "state; set the state between two fits, or before the first step of the script."
             )
         # the steps of the training loop change the optimizer states, so forget them
         self._optimizers.forget_states()
@@ -120,7 +120,7 @@ class Joining:
     def again(self) -> Session:
         """Return a session for the run's next phase, with the variables the PS accepted last."""
         if self._offered is None:
-            raise RuntimeError("the model has not joined a run yet")
+            raise RuntimeError("the model has not registered with a run of Thinwire yet")
         return self.offer(*self._offered)
 
     def offer(self, plan: StepPlan, shared: SharedModel) -> Session:

@@ -86,7 +86,9 @@ class KeptState:
         try:
             self._files.save(core.step, state)
         except OSError as error:
-            logging.error("cannot write the state of the local steps: %s", error)
+            logging.error(
+                "cannot write the optimizer state of this worker's local steps: %s", error
+            )
 
     def restore(self, session: Session, optimizers: Sequence[Any], last_step: int) -> State | None:
         """Load the optimizer state that an earlier process of this worker saved.
@@ -111,7 +113,7 @@ class KeptState:
         if (state.get("run_id"), state.get("phase")) != (session.part.run_id, session.phase):
             if self._is_restart or last_step:
                 logging.warning(
-                    "this worker has restarted, and the state of its optimizer is not on this "
+                    "this worker has restarted, but the state of its optimizer is not on this "
                     "disk: resetting the optimizer's moments and counts"
                 )
             return None
@@ -126,7 +128,8 @@ class KeptState:
         is_other = state.get("classes", _classes(optimizers)) != _classes(optimizers)
         if is_other or [_shapes(values) for values in saved] != shapes:
             logging.warning(
-                "the checkpoint of this worker has other optimizers: resetting the optimizers"
+                "the checkpoint of this worker has other optimizers than the script: resetting "
+                "the state of the script's optimizers"
             )
             return None
         compiled = [rows for name, *rows in state.get("program", ()) if name == _OPTIMIZER]
@@ -139,7 +142,11 @@ class KeptState:
                 if is_edited:  # --resume with an edited script: use the script's rate
                     optimizer.variables[_RATE].assign(rate)
         step = state["core"]["step"]
-        logging.info("optimizer state loaded: from exchange %d of %d", step, last_step)
+        logging.info(
+            "loaded this worker's optimizer state, which was saved after exchange %d of %d",
+            step,
+            last_step,
+        )
         core: State = state["core"]
         return core
 

@@ -101,8 +101,9 @@ def models_of(optimizer: Any, model: Any) -> list[keras.Model]:
     models = list(model) if isinstance(model, list | tuple) else [model]
     if model is None or not models:
         raise ConfigurationError(
-            f"distribute() was given {named(optimizer)} without a model; expected the model, or "
-            "the models, whose variables it steps: thinwire.distribute(optimizer, model=model)."
+            f"distribute() received {named(optimizer)} without a model; expected the model, or "
+            "the models, whose variables the optimizer trains: thinwire.distribute(optimizer, "
+            "model=model)."
         )
     for member in models:
         check_model(member)
@@ -141,8 +142,9 @@ class LoopSteps:
             return
         self._others[id(optimizer)] = optimizer
         logging.warning(
-            "%s steps %s and %d more variables, which this worker trains alone; to train these "
-            "variables on all workers: optimizer = thinwire.distribute(optimizer, model=model)",
+            "%s trains the variable %s and %d more variables on this worker alone; to train these "
+            "variables on all workers, write: optimizer = thinwire.distribute(optimizer, "
+            "model=model)",
             named(optimizer),
             variables[0].path,
             len(variables) - 1,
@@ -182,10 +184,10 @@ class LoopSteps:
         shared = any(variables & {id(v) for v in known[other].variables} for other in unbuilt)
         if not variables or (shared and not step.optimizer.built):
             raise ConfigurationError(
-                f"the variables that {named(step.optimizer)} steps are not known before its first "
-                "step, and another optimizer steps first. Give each optimizer a different model, "
-                "as in thinwire.distribute(optimizer, model=generator); or build the optimizer "
-                "before the loop: optimizer.build(generator.trainable_variables)."
+                f"the variables that {named(step.optimizer)} trains are unknown before its first "
+                "step, but another optimizer takes a step earlier. Give each optimizer a "
+                "different model, as in thinwire.distribute(optimizer, model=generator); or build "
+                "the optimizer before the loop: optimizer.build(generator.trainable_variables)."
             )
 
     def is_due(self, step: ExchangeStep) -> bool:

@@ -117,8 +117,9 @@ def _owners(shared: SharedModel, plan: StepPlan) -> list[tuple[Any, list[Any]]]:
     for optimizer, variables in owners:
         if not variables:
             raise ConfigurationError(
-                f"{named(optimizer)} steps none of the shared variables; expected at least one. "
-                "Put its variables into thinwire.W_global too, or leave W_global alone."
+                f"{named(optimizer)} trains none of the shared variables; expected at least one "
+                "shared variable. Put its variables into thinwire.W_global too, or leave W_global "
+                "alone."
             )
     return owners
 
@@ -135,10 +136,10 @@ def _loss_scale(described: Sequence[DescribedOptimizer], plan: StepPlan) -> Loss
             next(s.optimizer for s, scale in zip(plan.steps, scales, strict=True) if scale)
         )
         raise ConfigurationError(
-            f"{name} is one of {len(scales)} optimizers, and a PS keeps one loss scale; expected "
-            "no loss scaling where a step has several optimizers. Train in float32 or "
-            "mixed_bfloat16, or take a method whose workers step themselves: --method=dgs, "
-            "--method=gd or --method=esync."
+            f"{name} is one of {len(scales)} optimizers, but a PS keeps only one loss scale; "
+            "expected no loss scaling in a training step with several optimizers. Train in "
+            "float32 or mixed_bfloat16, or take a method whose workers apply their optimizers "
+            "themselves: --method=dgs, --method=gd or --method=esync."
         )
     return scales[0]
 

@@ -78,10 +78,10 @@ def refuse_assignment(variable: Any, optimizer: str, in_fit: bool) -> None:
     """
     where = "a fit" if in_fit else "a loop of its own"
     raise ConfigurationError(
-        f"the script has set {variable.path} of {optimizer} within {where}. The run keeps that "
-        "state during training: the values on this worker are not the values that the next step "
-        "begins with, so the assignment would be lost. Expected the assignment between two fits, "
-        "where it counts: train by several calls of fit, and set the state before one of them or "
-        "in on_train_end. learning_rate may be set at any time; model.set_weights sets weights "
-        "without the optimizer's state."
+        f"the script has set {variable.path} of {optimizer} within {where}. During training, the "
+        "PS or the other workers also change this state, and the next step does not begin with "
+        "the values of this worker, so the assignment would be lost. Expected the assignment "
+        "between two calls of fit, where it has an effect: train by several calls of fit, and set "
+        "the state before a call or in on_train_end. A script may set learning_rate at any time; "
+        "model.set_weights sets weights without the optimizer's state."
     )

@@ -117,7 +117,10 @@ class ScriptOptimizers:
         if optimizer is None:
             return
         if member.model.jit_compile:
-            logging.warning("jit_compile is switched off: XLA cannot compile an exchange")
+            logging.warning(
+                "the model's jit_compile is switched off: XLA cannot compile an exchange with the "
+                "PS"
+            )
         member.model.jit_compile = False
         if step is not None and step.optimizer is optimizer:
             return
@@ -243,9 +246,9 @@ class ScriptOptimizers:
             if np.any(variable.numpy()):
                 raise ConfigurationError(
                     f"the script has set {variable.path} to values other than 0, but with this "
-                    "method the workers' codecs keep SGD's momentum; expected 0 in all places, "
+                    "method the workers' codecs keep SGD's momentum; expected 0 for all entries, "
                     "which restarts the codecs without momentum. Take --method=bsp or "
-                    "--method=asgd, whose PS takes over all slots."
+                    "--method=asgd, whose PS takes over all optimizer slots."
                 )
         return has_changed or bool(assigned)
 
@@ -293,8 +296,9 @@ class ScriptOptimizers:
         if self._member.session is not None and not self._has_warned_of_flags:
             self._has_warned_of_flags = True
             logging.warning(
-                "setting %s has no effect: this server has its optimizer from flags. Start the "
-                "script with `thinwire run`, whose server steps with the script's optimizer",
+                "setting the optimizer's %s has no effect: flags define the optimizer of this "
+                "parameter server. Start the script with `thinwire run`, whose server steps with "
+                "the script's optimizer",
                 variable.path,
             )
 

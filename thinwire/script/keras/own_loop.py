@@ -74,17 +74,17 @@ class OwnLoop:
         if not member.is_offered:
             raise ConfigurationError(
                 f"{member.model.name!r} is trained by train_on_batch or a loop of its own; "
-                "expected model.fit(...), because this server has its optimizer from flags. Start "
-                "the script with `thinwire run`, or replace the optimizer by thinwire.GradientSGD "
-                "and leave thinwire.distribute() out."
+                "expected model.fit(...), because flags define the optimizer of this parameter "
+                "server. Start the script with `thinwire run`, or replace the optimizer by "
+                "thinwire.GradientSGD and leave thinwire.distribute() out."
             )
         refuse_local_epochs(member.own_settings.run.method, "a loop of the script's own")
         self._succession.check_loop()
         member.in_loop = True
         self._optimizers.prepare()
         logging.info(
-            "%r is trained by a loop of the script's own, and the script must divide its data "
-            "among the workers: by thinwire.worker_id() and thinwire.num_workers(), or by "
+            "model %r is trained by a loop of the script's own, so the script must divide its "
+            "data among the workers, by thinwire.worker_id() and thinwire.num_workers(), or by "
             "model.thinwire.shard(...)",
             member.model.name,
         )

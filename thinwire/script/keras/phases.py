@@ -132,9 +132,9 @@ class Phases:
         before = session.variables.read()
         if len(before) != session.variables.size:
             raise ConfigurationError(
-                f"{model.name!r} creates its variables within its first step, where they have "
-                "no values yet; expected a model that is built before. Call it on one mini-batch "
-                "before fit: model(x[:1])."
+                f"{model.name!r} creates its variables within its first training step, when they "
+                "have no initial values yet; expected a model that is built before this step. "
+                "Call the model on one mini-batch before fit: model(x[:1])."
             )
         check_same_variables(shared.variables, plan.variables)
         self._trained = [id(variable) for variable in model.trainable_variables]

@@ -97,9 +97,10 @@ class StepPlan:
             optimizer = getattr(step.optimizer, "inner_optimizer", step.optimizer)
             if isinstance(optimizer, keras.optimizers.Ftrl):
                 logging.warning(
-                    "%s computes its weights from sums that it keeps itself, not from the weights "
-                    "that the server sends, so the models of workers that step themselves diverge; "
-                    "expected a method whose PS steps: --method=bsp or --method=asgd",
+                    "optimizer %s computes the weights from sums in its own state, not from the "
+                    "weights that the parameter server sends, so the models of workers that apply "
+                    "this optimizer locally diverge; expected a method whose PS applies the "
+                    "optimizer: --method=bsp or --method=asgd",
                     named(step.optimizer),
                 )
 
@@ -125,9 +126,10 @@ class StepPlan:
         for step in self.steps:
             if not step.is_uniform:
                 raise ConfigurationError(
-                    f"the step of {name!r} gives {named(step.optimizer)} other variables from call "
-                    "to call, but the PS steps all variables of an optimizer together; expected "
-                    f"one optimizer for each set of variables. {remedy}"
+                    f"the training step of {name!r} passes different variables to "
+                    f"{named(step.optimizer)} in different calls, but the PS updates all "
+                    "variables of an optimizer together; expected one optimizer for each set of "
+                    f"variables. {remedy}"
                 )
         owners: dict[int, PlannedStep] = {}
         for step in self.steps:
@@ -135,16 +137,16 @@ class StepPlan:
                 owner = owners.setdefault(id(variable), step)
                 if owner is not step:
                     raise ConfigurationError(
-                        f"the step of {name!r} steps {variable.path} with both "
-                        f"{named(owner.optimizer)} and {named(step.optimizer)}, and a PS steps a "
-                        "variable with one optimizer; expected each optimizer to have variables of "
-                        f"its own. {remedy}"
+                        f"the training step of {name!r} updates the variable {variable.path} with "
+                        f"both {named(owner.optimizer)} and {named(step.optimizer)}, but a PS "
+                        "updates a variable with one optimizer; expected each optimizer to have "
+                        f"variables of its own. {remedy}"
                     )
         if len(self.steps) > 1 and method.router.channels:
             raise ConfigurationError(
-                f"the step of {name!r} has {len(self.steps)} optimizers, and --router="
-                f"{method.choices['router']} sends whole gradients by datagrams; expected one "
-                "optimizer. Take --router=reliable, or --method=bsp."
+                f"the training step of {name!r} has {len(self.steps)} optimizers, but "
+                f"--router={method.choices['router']} sends the gradient of one optimizer in "
+                "datagrams; expected one optimizer. Take --router=reliable, or --method=bsp."
             )
 
 

@@ -90,7 +90,9 @@ def kinds_of(evaluate: Callable[[Any, bool], Sequence[float]], data: Any) -> lis
             pairs = zip(kinds, moved_kinds, strict=True)
             kinds = [other if kind is RowKind.UNDECIDED else kind for kind, other in pairs]
     except Exception as error:  # noqa: BLE001 - a script's loss may raise any error
-        logging.info("a loss cannot be computed for repeated rows: %r", error)
+        logging.info(
+            "a loss of the model cannot be computed for a batch of repeated rows: %r", error
+        )
         return []
     return [RowKind.OTHER if kind is RowKind.UNDECIDED else kind for kind in kinds]
 
@@ -167,7 +169,7 @@ def kind_of_gradients(evaluate: Callable[[int], Sequence[Any]], rows: int | None
         if kind is RowKind.OTHER:
             kind = _kind_of_vectors(once, twice, joined(3))
     except Exception as error:  # noqa: BLE001 - a script's train_step may raise any error
-        logging.info("the train_step cannot be taken with repeated rows: %r", error)
+        logging.info("the model's train_step cannot run with a batch of repeated rows: %r", error)
         return RowKind.OTHER
     return RowKind.OTHER if kind is RowKind.UNDECIDED else kind
 

@@ -305,7 +305,9 @@ class RowSums:
                     f"number of rows. {_REMEDY}"
                 )
             elif kind is RowKind.OTHER:
-                logging.info("the %s is neither a sum nor a mean over rows", part.name)
+                logging.info(
+                    "the %s is neither a sum nor a mean over the rows of the batch", part.name
+                )
 
     def _scaled(self, part: _Part, value: Any) -> Any:
         if tf.executing_eagerly():

@@ -63,7 +63,7 @@ class RunMember:
     def joined(self) -> Session:
         """The session with the servers; raises an error if the model has not joined the run yet."""
         if self.session is None:
-            raise RuntimeError("the model has not joined a run yet")
+            raise RuntimeError("the model has not registered with a run of Thinwire yet")
         return self.session
 
     @property
@@ -83,7 +83,7 @@ class RunMember:
     def own_settings(self) -> ScriptSettings:
         """The settings of the script; raises an error if the model trains outside of a run."""
         if self.settings is None:
-            raise RuntimeError("the model trains alone")
+            raise RuntimeError("the model trains in this process alone, without a run of Thinwire")
         return self.settings
 
     @property
@@ -112,7 +112,9 @@ class RunMember:
     def met_barriers(self) -> FitBarriers:
         """The barriers with the other workers' scripts; an error before the first barrier."""
         if self.barriers is None:
-            raise RuntimeError("the model has not met the other scripts yet")
+            raise RuntimeError(
+                "the model's fit has not reached the barrier with the other workers' scripts yet"
+            )
         return self.barriers
 
     @property

@@ -194,12 +194,12 @@ class ModelSession(LeavesOnExit):
         member = self._member
         if member.session is not None and not self._optimizers.has(optimizer):
             raise ConfigurationError(
-                f"distribute() was given {named(optimizer)} after the first step of "
-                f"{member.model.name!r}; expected it before that step, which shows the PS all "
-                "optimizers and models of a script's loops. Distribute all of them before the "
-                "first loop begins: one = thinwire.distribute(one, model=first); other = "
-                "thinwire.distribute(other, model=second). Or train the second model in a run of "
-                "its own."
+                f"distribute() received {named(optimizer)} after the first step of "
+                f"{member.model.name!r}; expected the call before that step, when the PS receives "
+                "the descriptions of all optimizers and models of a script's loops. Distribute "
+                "all optimizers before the first loop begins: one = thinwire.distribute(one, "
+                "model=first); other = thinwire.distribute(other, model=second). Or train the "
+                "second model in a run of its own."
             )
         member.model = Together.of(member.model, models)
         self._loop_steps.add(self._optimizers.stand_in(optimizer), models)

@@ -61,7 +61,7 @@ def _without_xla(alone: Callable[..., Any]) -> Callable[..., Any]:
                 raise
         function._jit_compile = False
         logging.warning(
-            "jit_compile of %r is switched off: XLA cannot compile an exchange",
+            "jit_compile of %r is switched off: XLA cannot compile an exchange with the PS",
             getattr(function.python_function, "__name__", "a tf.function"),
         )
         return alone(function, *args, **keywords)
@@ -106,7 +106,7 @@ def refuse_first_trace() -> None:
             only if the variables' initial values depend on the traced step.
     """
     raise ConfigurationError(
-        "the model creates its variables within its first step, and their initial values depend on "
-        "that step; expected a model that is built before. Call it on one mini-batch before the "
-        "loop: model(x[:1])."
+        "the model creates its variables within its first training step, and their initial values "
+        "depend on that step; expected a model that is built before that step. Call the model on "
+        "one mini-batch before the loop: model(x[:1])."
     )

@@ -56,8 +56,8 @@ def export(run_dir: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
         workers = list(measured_runs.rounds_by_worker(run_dir).values())
     except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
-            f"{run_dir} cannot be exported: {error!r}. Expected the --run_dir of an ended run "
-            "with a Supervisor and without --measure=off."
+            f"the run in {run_dir} cannot be exported: {error!r}. Expected the --run_dir of an "
+            "ended run with a Supervisor and without --measure=off."
         ) from error
     folder = out / network / mode
     origins = [(rounds[-1].host, rounds[-1].device, rounds[-1].rank) for rounds in workers]
@@ -85,7 +85,9 @@ def import_logs(folder: pathlib.Path, run_dir: pathlib.Path) -> pathlib.Path:
         ConfigurationError: The folder has no log files of ESync, or the run directory is not empty.
     """
     if run_dir.exists() and any(run_dir.iterdir()):
-        raise ConfigurationError(f"{run_dir} is not empty; give a new or empty folder.")
+        raise ConfigurationError(
+            f"the output folder {run_dir} is not empty; give a new or empty folder."
+        )
     logged = _read(folder)
     run = measured_runs.of_logs(folder, logged)
     evaluations = [
@@ -129,7 +131,8 @@ def _read(folder: pathlib.Path) -> list[DeviceLog]:
         return log_files.read_mode(folder)
     except (ValueError, OSError) as error:
         raise ConfigurationError(
-            f"{error}. Expected a folder NETWORK/MODE with files HOST/DEVICE/iter-N.txt, N from 1."
+            f"the folder cannot be imported: {error}. Expected a folder NETWORK/MODE with files "
+            "HOST/DEVICE/iter-N.txt, N from 1."
         ) from error
 
 

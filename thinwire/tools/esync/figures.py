@@ -470,9 +470,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     if not 0 < options.speedup_target <= 1:
-        parser.error(f"--speedup_target={options.speedup_target}: expected above 0, at most 1")
+        parser.error(
+            f"--speedup_target={options.speedup_target}: expected a fraction above 0 and at most 1"
+        )
     if options.smooth < 1:
-        parser.error(f"--smooth={options.smooth}: expected 1 or more")
+        parser.error(f"--smooth={options.smooth}: expected a mean over 1 or more evaluations")
     try:
         alone = _standalone(options.standalone)
         rows = draw(options.runs, options.out, options.speedup_target, alone, options.smooth)

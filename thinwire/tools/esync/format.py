@@ -147,7 +147,7 @@ def read_mode(folder: pathlib.Path) -> list[DeviceLog]:
             if documents:
                 logs.append(_logged(host.name, device.name, len(logs), documents))
     if not logs:
-        raise ValueError(f"{folder} has no HOST/DEVICE/iter-1.txt")
+        raise ValueError(f"the folder {folder} has no file HOST/DEVICE/iter-1.txt")
     return logs
 
 
@@ -199,7 +199,8 @@ def _read_device(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
             raise ValueError(f"{path}: {error}") from error
         if not isinstance(document, dict) or not isinstance(document.get("time"), dict):
             raise ValueError(
-                f"{path} has no map 'time'; expected a round in the format of ESync's logs"
+                f"the file {path} has no map 'time'; expected the log of a round in the format of "
+                "ESync"
             )
         yield document
         number += 1

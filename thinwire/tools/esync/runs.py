@@ -123,8 +123,9 @@ def load(path: pathlib.Path) -> MeasuredRun:
         return of_logs(path, log_files.read_mode(path))
     except (ValueError, OSError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"{path} cannot be drawn: {error}. Expected the --run_dir of an ended run with a "
-            "Supervisor and without --measure=off, or a folder NETWORK/MODE of ESync's logs."
+            f"no figures can be drawn from {path}: {error}. Expected the --run_dir of an ended "
+            "run with a Supervisor and without --measure=off, or a folder NETWORK/MODE of ESync's "
+            "logs."
         ) from error
 
 
@@ -189,7 +190,7 @@ def rounds_by_worker(run_dir: pathlib.Path) -> dict[int, list[Round]]:
         if number := re.fullmatch(r"worker-(\d+)\.jsonl", path.name):
             measured[int(number[1])] = read_rounds(path)
     if not any(measured.values()):
-        raise ValueError(f"{run_dir} has no measure/worker-N.jsonl")
+        raise ValueError(f"the run directory {run_dir} has no files measure/worker-N.jsonl")
     return {worker: rounds for worker, rounds in sorted(measured.items()) if rounds}
 
 
@@ -211,7 +212,7 @@ def is_non_iid(run_dir: pathlib.Path, summary: dict[str, Any]) -> bool:
 def _load_run(run_dir: pathlib.Path) -> MeasuredRun:
     summary = parse_json((run_dir / SUMMARY_FILE).read_bytes())
     if not isinstance(summary, dict):
-        raise ValueError(f"{SUMMARY_FILE} does not hold a JSON object")
+        raise ValueError(f"the file {SUMMARY_FILE} does not contain a JSON object")
     lines, _ = read_lines(run_dir / METRICS_FILE)
     return MeasuredRun(
         name=run_dir.resolve().name,
