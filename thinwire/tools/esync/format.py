@@ -105,7 +105,7 @@ def document_of(number: int, each: Round, accuracy: float | None) -> dict[str, A
         "num_samples": each.num_samples,
         "total_time": round(each.total_time, _DECIMALS),
     }
-    if accuracy:
+    if accuracy is not None:
         document["accuracy"] = accuracy
     steps = each.steps if each.steps else _even_steps(each)
     steps = [*steps[:-1], {**steps[-1], EVALUATION: steps[-1].get(EVALUATION, 0.0)}]
