@@ -254,7 +254,7 @@ def test_without_a_place_its_flags_leave_a_script_alone(monkeypatch):
 )
 def test_a_variable_that_is_no_list_of_flags_is_refused(monkeypatch, text, words):
     monkeypatch.setenv("THINWIRE_FLAGS", text)
-    with pytest.raises(ConfigurationError, match=f"^THINWIRE_FLAGS=.*{words}.*Expected flags"):
+    with pytest.raises(ConfigurationError, match=f"THINWIRE_FLAGS=.*{words}.*--method=dgs"):
         read(id_worker=1)
 
 

@@ -128,7 +128,7 @@ def test_the_perplexity_of_a_diverged_model(entropy, perplexity):
 @pytest.mark.parametrize(
     ("task", "labels", "message"),
     [
-        ("classification", [0.5, 1.0], r"float64 \(2,\).*argmax"),
+        ("classification", [0.5, 1.0], r"float64.*\(2,\).*argmax"),
         ("classification", [-1, 1], "negative value -1"),
         ("regression", [[[1.0]], [[2.0]]], "numbers of shape"),
         ("regression", [1.0, np.nan], "NaN"),

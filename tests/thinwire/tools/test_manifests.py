@@ -126,7 +126,7 @@ def test_an_empty_token_file_is_refused(capsys, tmp_path):
         (("--workers", "0"), "--workers=0"),
         (("--flags=--run_dir=x",), "--run_dir=x"),
         (("--flags=dgs",), "dgs: expected a --flag=value"),
-        (("--certificates", "/nowhere"), "has no ca.crt"),
+        (("--certificates", "/nowhere"), "ca.crt"),
         (("--token_file", "/nowhere"), "/nowhere"),
     ],
 )
